@@ -18,6 +18,7 @@ words are numbered one after another.
 The host sums in ``kvtransfer.host_sums``, a device in ``diptych.engine.backends.cuda``.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -38,7 +39,8 @@ class Words(NamedTuple):
 
     begins: NDArray[np.int64]  # [N], the first word of each, counted from the memory's first
     counts: NDArray[np.int64]  # [N], of each run
-    lines: NDArray[np.int64] | None  # [N, L], which lines, then -1; None: all words
+    lines: NDArray[np.int64] | None  # [N, L], which lines; -1: none; None: all words
+    numbers: NDArray[np.int64] | None = None  # [N], of the first words, of all; None: 0
 
 
 class Sums(NamedTuple):
@@ -51,3 +53,11 @@ class Sums(NamedTuple):
         """16 bytes; that of no bytes is not zero. num_bytes: of the run."""
         first, second = (self.first + num_bytes) & _MASK, (self.second + OTHER) & _MASK
         return (first | second << 64).to_bytes(16, "little")
+
+
+def total(sums: Iterable[Sums]) -> Sums:
+    """Of several runs that are parts of one."""
+    first, second = 0, 0
+    for each in sums:
+        first, second = first + each.first, second + each.second
+    return Sums(first, second)

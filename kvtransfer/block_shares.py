@@ -7,7 +7,6 @@ bytes of a whole block, up to the end of a stretch, are the first bytes of each 
 Light imports: the processes of agents load it.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -22,21 +21,11 @@ class BlockShare(NamedTuple):
     def stretch_bytes(self) -> int:
         return self.size * self.own_bytes
 
-    def spans(self, begin: int, end: int) -> Iterator["Span"]:
-        """Where bytes ``begin`` to ``end`` of a whole block are this rank's, in order."""
-        for stretch in range(begin // self.stretch_bytes, -(-end // self.stretch_bytes)):
-            first = stretch * self.stretch_bytes + self.rank * self.own_bytes
-            low, high = max(begin, first), min(end, first + self.own_bytes)
-            if low < high:
-                yield Span(low, stretch * self.own_bytes + low - first, high - low)
-
-
-class Span(NamedTuple):
-    """Bytes that follow each other in a whole block and in a rank's."""
-
-    whole_begin: int
-    own_begin: int
-    num_bytes: int
+    def own_before(self, begin: int) -> int:
+        """How many of the bytes before this one, of whole blocks one after another, are its own."""
+        stretch, place = divmod(begin, self.stretch_bytes)
+        first = self.rank * self.own_bytes
+        return stretch * self.own_bytes + min(max(place - first, 0), self.own_bytes)
 
 
 class Pieces(NamedTuple):

@@ -88,11 +88,49 @@ def share_sums(block: memoryview, coverage: Coverage, share: BlockShare) -> Sums
     if not coverage.seed:
         own, whole = share.own_bytes // WORD_BYTES, share.stretch_bytes // WORD_BYTES
         return sums_of(block, Numbering(share.rank * own, own, whole))
-    lines = sampled_lines(coverage, size // LINE_BYTES)
+    lines = _own_lines(coverage, share)
+    (numbers,) = np.nonzero(lines >= 0)
+    return sums_of_numbered_lines(block, lines[numbers], numbers)
+
+
+def _own_lines(coverage: Coverage, share: BlockShare) -> NDArray[np.int64]:
+    """Where a rank has the lines that are looked at of a whole block; -1: another rank has it."""
+    lines = sampled_lines(coverage, (coverage.num_bytes or 0) // LINE_BYTES)
     own, whole = share.own_bytes // LINE_BYTES, share.stretch_bytes // LINE_BYTES
     stretches, places = np.divmod(lines, whole)
-    (numbers,) = np.nonzero(places // own == share.rank)
-    return sums_of_numbered_lines(block, (stretches * own + places % own)[numbers], numbers)
+    return np.where(places // own == share.rank, stretches * own + places % own, -1)
+
+
+class ShareWords(NamedTuple):
+    """What a rank's blocks give to the digests of whole ones: the sums of all runs of a block."""
+
+    words: Words
+    num_runs: NDArray[np.int64]  # of each block
+
+
+def share_words(
+    begins: Sequence[int], coverages: Sequence[Coverage], share: BlockShare
+) -> ShareWords:
+    """What to sum up of a rank's blocks that begin at these bytes. coverages: as ``share_sums``."""
+    sizes = np.array([coverage.num_bytes or 0 for coverage in coverages], np.int64)
+    first_words = np.array(begins, np.int64) // WORD_BYTES
+    if any(coverage.seed for coverage in coverages):
+        picked = [_own_lines(coverage, share) for coverage in coverages]
+        lines = np.full((len(picked), max(map(len, picked))), -1)
+        for row, each in enumerate(picked):
+            lines[row, : len(each)] = each
+        counts = sizes // share.size // WORD_BYTES
+        return ShareWords(Words(first_words, counts, lines), np.ones(len(sizes), np.int64))
+    own, whole = share.own_bytes // WORD_BYTES, share.stretch_bytes // WORD_BYTES
+    num_runs = sizes // share.stretch_bytes
+    stretches = np.arange(num_runs.sum()) - np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
+    words = Words(
+        np.repeat(first_words, num_runs) + stretches * own,
+        np.full(len(stretches), own),
+        None,
+        stretches * whole + share.rank * own,
+    )
+    return ShareWords(words, num_runs)
 
 
 def words_of(begins: Sequence[int], sizes: Sequence[int], coverages: Sequence[Coverage]) -> Words:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from diptych.errors import DeviceLostError
-from kvtransfer.digest import Coverage, block_digest
+from diptych.word_sums import Sums
+from kvtransfer.block_shares import BlockShare
+from kvtransfer.digest import Coverage, block_digest, share_sums
 
 
 class BlockMemory(Protocol):
@@ -79,9 +81,22 @@ class PoolMemory(BlockMemory, Protocol):
         ...
 
 
+class SharePool(PoolMemory, Protocol):
+    """One rank's pool: of each whole block its share."""
+
+    def share_sums(
+        self, block_ids: Sequence[int], coverages: Sequence[Coverage], share: BlockShare
+    ) -> list[Sums]:
+        """What it gives to the digests of these whole blocks.
+
+        coverages: of those, each with how many of its bytes, whole stretches. Else as ``digests``.
+        """
+        ...
+
+
 @runtime_checkable
-class DeviceCopies(PoolMemory, Protocol):
-    """A pool on a device: its blocks are copied to host memory and from there, beside its work.
+class DeviceCopies(BlockMemory, Protocol):
+    """Pools on devices: their blocks are copied to host memory and from there, beside their work.
 
     On the transfer thread. Whoever copies keeps both sides as they are until the copy is over:
     what was returned says whether it is, and is called until it says so. Both may raise
@@ -193,3 +208,11 @@ class HostMemory:
             block_digest(self.block(block_id), coverage)
             for block_id, coverage in zip(block_ids, coverages, strict=True)
         )
+
+    def share_sums(
+        self, block_ids: Sequence[int], coverages: Sequence[Coverage], share: BlockShare
+    ) -> list[Sums]:
+        return [
+            share_sums(self.block(block_id), coverage, share)
+            for block_id, coverage in zip(block_ids, coverages, strict=True)
+        ]

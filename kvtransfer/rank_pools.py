@@ -4,13 +4,15 @@ So leases, announcements, digests and messages are those of one rank; only what 
 directly (``transports.rank_transports``) knows that there are several pools.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 from diptych.errors import ConfigurationError, DeviceLostError
-from diptych.word_sums import Sums
-from kvtransfer.block_shares import BlockShare, Span
-from kvtransfer.digest import LINE_BYTES, Coverage, share_sums
-from kvtransfer.memory import HostMemory
+from diptych.word_sums import total
+from kvtransfer.block_shares import BlockShare
+from kvtransfer.digest import LINE_BYTES, Coverage
+from kvtransfer.memory import SharePool
 
 
 class RankPools:
@@ -19,7 +21,7 @@ class RankPools:
     The same block id names a block's part in each of them.
     """
 
-    def __init__(self, parts: Sequence[HostMemory], stretch_bytes: int) -> None:
+    def __init__(self, parts: Sequence[SharePool], stretch_bytes: int) -> None:
         """parts: of the ranks in their order, equal in size. stretch_bytes: of a whole block.
 
         Raises ConfigurationError: digests need parts of whole lines.
@@ -34,7 +36,8 @@ class RankPools:
         self.memory_kind, self.device_id = parts[0].memory_kind, parts[0].device_id
         self.num_blocks = parts[0].num_blocks
         self.block_bytes = size * parts[0].block_bytes
-        self._shares = [BlockShare(rank, size, stretch_bytes // size) for rank in range(size)]
+        self.shares = [BlockShare(rank, size, stretch_bytes // size) for rank in range(size)]
+        self._stretch_bytes = stretch_bytes
 
     @property
     def lost(self) -> DeviceLostError | None:
@@ -43,51 +46,49 @@ class RankPools:
     def read(
         self, block_ids: Sequence[int], begin: int, end: int, num_bytes: int | None = None
     ) -> bytes:
-        size = num_bytes or self.block_bytes
-        content = bytearray()
-        for index in range(begin // size, -(-end // size)):
-            first, last = max(begin - index * size, 0), min(end - index * size, size)
-            block = bytearray(last - first)
-            for part, span in self._spans(first, last):
-                run = part.block(block_ids[index])[span.own_begin :][: span.num_bytes]
-                place = span.whole_begin - first
-                block[place : place + span.num_bytes] = run
-            content += block
-        return bytes(content)
+        own_size = (num_bytes or self.block_bytes) // len(self.parts)
+        lead = begin % self._stretch_bytes
+        whole = self._stretches(lead + end - begin)
+        for part, share, own in zip(self.parts, self.shares, whole.swapaxes(0, 1), strict=True):
+            first, last = share.own_before(begin), share.own_before(end)
+            got = np.frombuffer(part.read(block_ids, first, last, own_size), np.uint8)
+            flat = np.zeros(own.size, np.uint8)
+            flat[share.own_before(lead) :][: len(got)] = got
+            own[:] = flat.reshape(own.shape)
+        return whole.tobytes()[lead : lead + end - begin]
 
     def write(
         self, block_ids: Sequence[int], offset: int, payload: bytes, num_bytes: int | None = None
     ) -> None:
-        size = num_bytes or self.block_bytes
-        rest = memoryview(payload)
-        for block_id in block_ids:
-            end = min(size, offset + len(rest))
-            for part, span in self._spans(offset, end):
-                place = span.whole_begin - offset
-                run = part.block(block_id)[span.own_begin :]
-                run[: span.num_bytes] = rest[place : place + span.num_bytes]
-            rest, offset = rest[end - offset :], 0
-        if rest:
-            raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
+        own_size = (num_bytes or self.block_bytes) // len(self.parts)
+        lead, end = offset % self._stretch_bytes, offset + len(payload)
+        whole = self._stretches(lead + len(payload))
+        whole.reshape(-1)[lead:][: len(payload)] = np.frombuffer(payload, np.uint8)
+        for part, share, own in zip(self.parts, self.shares, whole.swapaxes(0, 1), strict=True):
+            first, last = share.own_before(offset), share.own_before(end)
+            run = own.tobytes()[share.own_before(lead) :][: last - first]
+            part.write(block_ids, first, run, own_size)
 
     def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
         """Those of whole blocks: each rank's words are summed up where they lie."""
-        return tuple(
-            self._digest(block_id, coverage)
-            for block_id, coverage in zip(block_ids, coverages, strict=True)
-        )
-
-    def _digest(self, block_id: int, coverage: Coverage) -> bytes:
-        size = self.block_bytes if coverage.num_bytes is None else coverage.num_bytes
-        sums = [
-            share_sums(part.block(block_id), coverage._replace(num_bytes=size), share)
-            for part, share in zip(self.parts, self._shares, strict=True)
+        sizes = [
+            self.block_bytes if coverage.num_bytes is None else coverage.num_bytes
+            for coverage in coverages
         ]
-        return Sums(sum(each.first for each in sums), sum(each.second for each in sums)).digest(
-            size
+        sized = [
+            coverage._replace(num_bytes=size)
+            for coverage, size in zip(coverages, sizes, strict=True)
+        ]
+        by_rank = [
+            part.share_sums(block_ids, sized, share)
+            for part, share in zip(self.parts, self.shares, strict=True)
+        ]
+        return tuple(
+            total(sums).digest(size)
+            for sums, size in zip(zip(*by_rank, strict=True), sizes, strict=True)
         )
 
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[HostMemory, Span]]:
-        for part, share in zip(self.parts, self._shares, strict=True):
-            for span in share.spans(begin, end):
-                yield part, span
+    def _stretches(self, num_bytes: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+        """Zeros for so many bytes: [num_stretches, num_ranks, own_bytes]."""
+        num, size = -(-num_bytes // self._stretch_bytes), len(self.parts)
+        return np.zeros((num, size, self._stretch_bytes // size), np.uint8)

@@ -6,6 +6,9 @@ in its process that brings it in. A process that compiles kernels needs the vari
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,6 +18,22 @@ if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed: its kernels cannot be tried")
 
+from triton.runtime.interpreter import GridExecutor
+
 from diptych.engine.backends.cuda.backend import CudaBackend
 
 INTERPRETED = CudaBackend(torch.device("cpu"))
+
+
+@contextmanager
+def one_kernel_at_a_time() -> Iterator[None]:
+    """Several threads may launch kernels: the interpreter itself can do one."""
+    launch, lock = GridExecutor.__call__, threading.Lock()
+
+    def launched(self: GridExecutor, *arguments: object, **named: object) -> None:
+        with lock:
+            launch(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GridExecutor, "__call__", launched)
+        yield

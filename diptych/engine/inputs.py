@@ -5,7 +5,7 @@ flat batch are reordered: single tokens first (they attend through one batched
 kernel), then longer chunks. Knows the KV layout's block size, not its memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 
@@ -67,6 +67,24 @@ class StepInputs:
     @property
     def num_decodes(self) -> int:
         return 0 if self.decodes is None else len(self.decodes.context_lens)
+
+    def sent_by(self, send: Send) -> "StepInputs":
+        """The same where they are used, of a plan that was laid out on the host."""
+
+        def sent(x: Tensor) -> Tensor:
+            return send(x.numpy())
+
+        batch = self.decodes
+        return replace(
+            self,
+            token_ids=sent(self.token_ids),
+            positions=sent(self.positions),
+            slots=sent(self.slots),
+            decodes=batch and replace(batch, context_lens=sent(batch.context_lens)),
+            prefills=tuple(
+                replace(chunk, block_ids=sent(chunk.block_ids)) for chunk in self.prefills
+            ),
+        )
 
 
 def build_inputs(plan: StepPlan, block_size: int, send: Send = torch.from_numpy) -> StepInputs:

@@ -161,10 +161,13 @@ class Runner:
 
         For checks: no worker asks for them. Returns [plan.num_tokens, vocab_size] float32.
         """
-        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.begin_step())
+        inputs = self._inputs(plan, self._backend.begin_step())
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
         rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(self._forward(inputs, np.concatenate(rows)))
+
+    def _inputs(self, plan: StepPlan, send: Send) -> StepInputs:
+        return build_inputs(plan, self._kv_cache.block_size, send)
 
     def _hidden(self, inputs: StepInputs, last_rows: Rows, told_of: Rows) -> Tensor:
         """Of both, one after the other; a row may be in both: [R, hidden_size]."""
@@ -179,7 +182,7 @@ class Runner:
         """Everything that needs nobody but the device."""
         try:
             send = self._backend.begin_step()
-            inputs = build_inputs(plan, self._kv_cache.block_size, send)
+            inputs = self._inputs(plan, send)
             if self.steps_in_flight == 1:
                 by_host = Samples.all_of(plan)
                 return self._ask(plan, begin_s, inputs, Samples([], [], []), by_host, None)

@@ -80,7 +80,8 @@ class WorkerConfig(ProcessConfig):
         ge=1,
         le=64,
         description="Processes that share the model out, each with its part of every layer, of the "
-        "KV heads and of the threads. More than one: on a CPU alone, with weights as loaded.",
+        "KV heads and of the threads; on GPUs each has one of its own. More than one: with weights "
+        "as loaded.",
     )
     zone: str = Field(
         "",
@@ -116,14 +117,11 @@ class WorkerConfig(ProcessConfig):
     def _check_ranks(self) -> Self:
         if self.tensor_parallel == 1:
             return self
-        for name, value, wanted in (
-            ("device", self.device, "cpu"),  # elsewhere no agent could read the ranks' pools
-            ("quantization", self.quantization, "none"),  # scales of parts are not those of a whole
-        ):
-            if value != wanted:
-                raise ValueError(
-                    f"tensor_parallel ({self.tensor_parallel}) needs {name} {wanted} (got {value})"
-                )
+        if self.quantization != "none":  # scales of parts are not those of a whole
+            raise ValueError(
+                f"tensor_parallel ({self.tensor_parallel}) needs quantization none "
+                f"(got {self.quantization})"
+            )
         return self
 
 

@@ -6,9 +6,10 @@ the thread that calls it.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
+from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.rank_share import RankShare
@@ -35,7 +37,7 @@ from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import num_usable_cores
-from diptych.worker.kv_pool import KVPools
+from diptych.worker.kv_pool import KVPool, KVPools
 from diptych.worker.pool_memory import pool_memory, rank_pools
 from diptych.worker.rank_setup import RankSetup
 from diptych.worker.rank_team import RankTeam
@@ -104,27 +106,23 @@ def load_model(
     )
     pool = pools.before_weights()  # what does not fit fails before they are read
     with ExitStack() as started:
-        team = memory = None
+        team = None
         if found.share.size > 1:
-            assert pool is not None, "the settings let ranks have pools on the host alone"
-            setup = RankSetup.of(
-                config, found.source.folder, found.dtype, pool.cache, found.num_threads
-            )
-            team = started.enter_context(closing(RankTeam(setup)))
-            team.join(lambda: report("starting ranks", 0.0), pool.cache.num_bytes)
-            memory = rank_pools(pool.cache, team.pools)
+            team = started.enter_context(closing(_team(found, config, pools, pool, report)))
         decoder = _decoder(found, config, team, report)
-        pool = pool or pools.beside(decoder)
+        if team is not None:
+            team.wait(lambda: report("loading weights", 1.0))
+        pool = pool or pools.beside(partial(_runner, decoder, found.backend, team, None))
         grammars = _load_grammars(found.source.folder, model_config.vocab_size)
         with _fitting(_NO_ROOM_FOR_STEPS):
-            runner = _runner(decoder, pool.cache, found.backend, grammars, team, report)
+            runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
             measured = runner.warm_up(
                 lambda ratio: report("warming up", ratio), config.max_num_seqs
             )
         loaded = LoadedModel(
             config=model_config,
             kv_cache=pool.cache,
-            memory=memory or pool_memory(pool.cache),
+            memory=_memory(pool, team),
             num_blocks=pool.num_blocks,
             runner=runner,
             measured=measured,
@@ -150,11 +148,11 @@ def _find(config: WorkerConfig, report: Progress) -> _FoundModel:
     share = RankShare(0, config.tensor_parallel)
     num_threads = max(1, (config.num_threads or num_usable_cores()) // share.size)
     torch.set_num_threads(num_threads)
+    backend = make_backend(config.device, share)
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)
     own_config = share.of(model_config)
-    backend = make_backend(config.device)
     dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
     _log_model(source.name, model_config, backend, dtype)
     return _FoundModel(source, model_config, own_config, share, num_threads, backend, dtype)
@@ -176,19 +174,53 @@ def _decoder(
     return Decoder(found.own_config, weights, backend.layer_ops(found.own_config, dtype))
 
 
+def _team(
+    found: _FoundModel,
+    config: WorkerConfig,
+    pools: KVPools,
+    pool: KVPool | None,
+    report: Progress,
+) -> RankTeam:
+    """The other ranks, which have begun to load; on hosts they have their pools."""
+    own = None if pools.is_taken_here or pool is None else pool.cache
+    setup = RankSetup.of(
+        config,
+        found.source.folder,
+        found.dtype,
+        "cuda" if found.backend.device.type == "cuda" else "cpu",
+        pools.dtype,
+        None if own is None else own.num_blocks,
+        found.num_threads,
+    )
+    with ExitStack() as started:
+        team = started.enter_context(closing(RankTeam(setup)))
+        team.join(
+            lambda: report("starting ranks", 0.0),
+            None if own is None else own.num_bytes,
+            found.backend.device,
+        )
+        started.pop_all()
+    return team
+
+
+def _memory(pool: KVPool, team: RankTeam | None) -> PoolMemory | RankPools:
+    if team is None:
+        return pool_memory(pool.cache)
+    return rank_pools(pool.cache, pool.others or team.pools)
+
+
 def _runner(
     decoder: Decoder,
-    cache: KVCache,
     backend: Backend,
-    grammars: Grammars | None,
     team: RankTeam | None,
-    report: Progress,
+    grammars: Grammars | None,
+    cache: KVCache,
+    others: Sequence[KVMemory],
 ) -> Runner:
-    """Over this process alone, or all ranks."""
+    """Over this process alone, or all ranks. others: pools that they get here."""
     if team is None:
         return Runner(decoder, cache, backend, grammars)
-    team.wait(lambda: report("loading weights", 1.0))
-    return Leader(decoder, cache, backend, team.ranks, team.links, grammars)
+    return Leader(decoder, cache, backend, team.ranks, team.links, grammars, others)
 
 
 def _load_grammars(folder: Path, vocab_size: int) -> Grammars | None:

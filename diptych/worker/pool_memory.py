@@ -1,7 +1,9 @@
 """The engine's KV cache as the transfer's pool of blocks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -11,7 +13,9 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, KVMemory, SummingMemory
 from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.errors import DeviceLostError
-from kvtransfer.digest import Coverage, block_digest, words_of
+from diptych.word_sums import Sums, total
+from kvtransfer.block_shares import BlockShare
+from kvtransfer.digest import Coverage, block_digest, share_sums, share_words, words_of
 from kvtransfer.memory import HostMemory, PoolMemory
 from kvtransfer.rank_pools import RankPools
 
@@ -27,8 +31,9 @@ def rank_pools(cache: KVCache, others: Sequence[KVMemory]) -> RankPools:
     Raises ConfigurationError: what a rank has of a block is too odd.
     """
     memories = (cache.memory, *others)
-    assert all(each.kind == "DRAM" for each in memories), "ranks on devices"
     stretch_bytes = cache.value_runs * cache.layout.run_bytes * len(memories)
+    if cache.memory.kind != "DRAM":
+        return DeviceRankPools([DevicePool(cache, each) for each in memories], stretch_bytes)
     return RankPools([_host_memory(each, cache) for each in memories], stretch_bytes)
 
 
@@ -48,12 +53,13 @@ class DevicePool:
     memory_kind = "VRAM"
     shared_fd = None
 
-    def __init__(self, cache: KVCache) -> None:
-        memory = cache.memory
+    def __init__(self, cache: KVCache, memory: KVMemory | None = None) -> None:
+        """memory: another rank's, with as many blocks as the cache, of the same kind."""
+        memory = memory or cache.memory
         assert isinstance(memory, DeviceKVMemory)
         self._memory = memory
         self._staged: list[SharedBytes] = []
-        self._blocks = cache.memory.bytes.view(cache.num_blocks, cache.block_bytes)
+        self._blocks = memory.bytes.view(cache.num_blocks, cache.block_bytes)
         self.base_address = self._blocks.data_ptr()
         self.block_bytes, self.num_blocks = cache.block_bytes, cache.num_blocks
         self.device_id = memory.device_id
@@ -103,11 +109,30 @@ class DevicePool:
             sums = memory.word_sums(words_of(begins, sizes, coverages))
         return tuple(each.digest(size) for each, size in zip(sums, sizes, strict=True))
 
-    def new_staging(self, num_blocks: int) -> HostMemory:
-        shared = SharedBytes(num_blocks * self.block_bytes)
+    def share_sums(
+        self, block_ids: Sequence[int], coverages: Sequence[Coverage], share: BlockShare
+    ) -> list[Sums]:
+        memory = self._memory
+        block_ids = self._checked(block_ids)
+        if not isinstance(memory, SummingMemory):
+            content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
+            return [
+                share_sums(content[place * self.block_bytes :][: self.block_bytes], coverage, share)
+                for place, coverage in enumerate(coverages)
+            ]
+        begins = [block_id * self.block_bytes for block_id in block_ids]
+        asked = share_words(begins, coverages, share)
+        with self._used():
+            sums = iter(memory.word_sums(asked.words))
+        return [total(islice(sums, num_runs)) for num_runs in asked.num_runs]
+
+    def new_staging(self, num_blocks: int, block_bytes: int | None = None) -> HostMemory:
+        """block_bytes: of whole blocks, where this is a rank's pool."""
+        size = block_bytes or self.block_bytes
+        shared = SharedBytes(num_blocks * size)
         self._memory.pin(shared.buffer)
         self._staged.append(shared)  # it closes its file when it goes
-        return HostMemory(shared.buffer, self.block_bytes, shared.fd)
+        return HostMemory(shared.buffer, size, shared.fd)
 
     def copy_out(
         self,
@@ -115,8 +140,10 @@ class DevicePool:
         staging: HostMemory,
         slots: Sequence[int],
         num_bytes: int | None = None,
+        share: BlockShare | None = None,
     ) -> Callable[[], bool]:
-        rows = self._rows(block_ids, staging, slots, num_bytes or self.block_bytes)
+        """share: what this pool has of whole blocks, which are staged, and ``num_bytes`` theirs."""
+        rows = self._rows(block_ids, staging, slots, num_bytes, share)
 
         def copies() -> None:
             for ours, theirs in rows:
@@ -130,8 +157,9 @@ class DevicePool:
         slots: Sequence[int],
         block_ids: Sequence[int],
         num_bytes: int | None = None,
+        share: BlockShare | None = None,
     ) -> Callable[[], bool]:
-        rows = self._rows(block_ids, staging, slots, num_bytes or self.block_bytes)
+        rows = self._rows(block_ids, staging, slots, num_bytes, share)
 
         def copies() -> None:
             for ours, theirs in rows:
@@ -140,15 +168,37 @@ class DevicePool:
         return self._beside(copies)
 
     def _rows(
-        self, block_ids: Sequence[int], staging: HostMemory, slots: Sequence[int], num_bytes: int
+        self,
+        block_ids: Sequence[int],
+        staging: HostMemory,
+        slots: Sequence[int],
+        num_bytes: int | None,
+        share: BlockShare | None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """The first bytes of each block, on the device and where it is staged."""
-        blocks = [self._blocks[block_id, :num_bytes] for block_id in self._checked(block_ids)]
+        """What is copied at a time, on the device and where it is staged.
+
+        The first bytes of each block; of a share each stretch's: others would not be copied
+        beside the steps.
+        """
+        num_bytes = num_bytes or staging.block_bytes
+        own_bytes = num_bytes // (1 if share is None else share.size)
+        blocks = [self._blocks[block_id, :own_bytes] for block_id in self._checked(block_ids)]
         staged = [
             torch.frombuffer(staging.block(slot), dtype=torch.uint8, count=num_bytes)
             for slot in slots
         ]
-        return list(zip(blocks, staged, strict=True))
+        pairs = list(zip(blocks, staged, strict=True))
+        if share is None:
+            return pairs
+        return [
+            (ours, theirs)
+            for block, stage in pairs
+            for ours, theirs in zip(
+                block.view(-1, share.own_bytes),
+                stage.view(-1, share.size, share.own_bytes)[:, share.rank],
+                strict=True,
+            )
+        ]
 
     def _beside(self, copies: Callable[[], None]) -> Callable[[], bool]:
         with self._used():
@@ -178,3 +228,65 @@ class DevicePool:
             if not 0 <= block_id < self.num_blocks:
                 raise IndexError(f"block {block_id} of {self.num_blocks}")
         return list(block_ids)
+
+
+class DeviceRankPools(RankPools):
+    """Those of ranks on devices, each on its own. Implements ``DeviceCopies``: whole blocks are
+    staged."""
+
+    def __init__(self, parts: Sequence[DevicePool], stretch_bytes: int) -> None:
+        super().__init__(parts, stretch_bytes)
+        self._pools = tuple(parts)
+
+    def new_staging(self, num_blocks: int) -> HostMemory:
+        """What one device reaches, all do."""
+        return self._pools[0].new_staging(num_blocks, self.block_bytes)
+
+    def copy_out(
+        self,
+        block_ids: Sequence[int],
+        staging: HostMemory,
+        slots: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        return _all_over(
+            partial(pool.copy_out, block_ids, staging, slots, num_bytes, share)
+            for pool, share in zip(self._pools, self.shares, strict=True)
+        )
+
+    def copy_in(
+        self,
+        staging: HostMemory,
+        slots: Sequence[int],
+        block_ids: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        return _all_over(
+            partial(pool.copy_in, staging, slots, block_ids, num_bytes, share)
+            for pool, share in zip(self._pools, self.shares, strict=True)
+        )
+
+
+def _all_over(copies: Iterable[Callable[[], Callable[[], bool]]]) -> Callable[[], bool]:
+    """Begin them; whether all are over. Raises what one does, once no other is under way."""
+    at_work, wrong = list[Callable[[], bool]](), list[Exception]()
+    for begin in copies:
+        try:
+            at_work.append(begin())
+        except Exception as error:  # noqa: BLE001 - raised once nothing is written any more
+            wrong.append(error)
+            break
+
+    def are_over() -> bool:
+        for is_over in list(at_work):
+            try:
+                if is_over():
+                    at_work.remove(is_over)
+            except Exception as error:  # noqa: BLE001 - likewise
+                at_work.remove(is_over)
+                wrong.append(error)
+        if not at_work and wrong:
+            raise wrong[0]
+        return not at_work
+
+    return are_over

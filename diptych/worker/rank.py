@@ -1,8 +1,8 @@
 """What the process of any rank but a worker's first does.
 
 It computes along with the worker that started it, with its own part of the weights and of
-the KV heads: its pool has these of each block. It serves nobody; others read its pool by the
-worker's agents.
+the KV heads: its pool has these of each block, in memory that it takes itself on a host, and the
+worker on a device. It serves nobody; others read its pool by the worker's agents.
 """
 
 import logging
@@ -32,27 +32,32 @@ logger = logging.getLogger(__name__)
 class RankParts(NamedTuple):
     """What a rank has before its weights."""
 
-    pool_fd: int  # of the cache's memory
     config: ModelConfig  # of the whole model
     own_config: ModelConfig
     backend: Backend
-    cache: KVCache
+    cache: KVCache | None  # in memory of the host; on a device rank 0 gives it
 
     @classmethod
     def of(cls, setup: RankSetup) -> "RankParts":
         """Raises ConfigurationError."""
         config = ModelConfig.from_folder(setup.folder)
-        own, backend = setup.share.of(config), make_backend("cpu")
+        own, backend = setup.share.of(config), make_backend(setup.device, setup.share)
+        if setup.num_blocks is None:
+            return cls(config, own, backend, None)
         cache = KVCache(own, setup.num_blocks, setup.block_size, setup.kv_dtype, backend.kv_memory)
-        pool_fd = cache.memory.shared_fd
-        if pool_fd is None:
+        if cache.memory.shared_fd is None:
             raise ConfigurationError("tensor_parallel: this system has no memory to share")
-        return cls(pool_fd, config, own, backend, cache)
+        return cls(config, own, backend, cache)
+
+    @property
+    def pool_fd(self) -> int | None:
+        """Of the cache's memory, if that was taken here."""
+        return None if self.cache is None else self.cache.memory.shared_fd
 
 
 def follower_of(setup: RankSetup, parts: RankParts) -> Follower:
     """With this rank's weights. Raises ConfigurationError; DeviceLostError: another is gone."""
-    ranks = ProcessRanks(setup.share, setup.meeting_file)
+    ranks = ProcessRanks(setup.share, setup.meeting_file, parts.backend.device)
     store = parts.backend.weights(setup.dtype, "none")
     weights = load_weights(setup.folder, parts.config, store, ranks=ranks)
     decoder = Decoder(
@@ -77,7 +82,8 @@ def _follow(link: Connection) -> int:
         try:
             parts = RankParts.of(setup)
             send(link, RankWord())
-            send_handle(link, parts.pool_fd, os.getppid())
+            if parts.pool_fd is not None:
+                send_handle(link, parts.pool_fd, os.getppid())
             follower = follower_of(setup, parts)
         except ConfigurationError as error:
             send(link, RankWord(error.message))

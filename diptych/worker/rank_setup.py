@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 
 import torch
 
-from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.rank_share import RankShare
+from diptych.formats import DeviceName
 from diptych.worker.config import WorkerConfig
 
 
@@ -20,7 +20,8 @@ class RankSetup(NamedTuple):
     dtype: torch.dtype  # of weights and arithmetic
     kv_dtype: torch.dtype
     block_size: int
-    num_blocks: int  # of the pool and the scratch blocks behind it
+    device: DeviceName
+    num_blocks: int | None  # of the pool with its scratch blocks; None: rank 0 takes and gives it
     num_threads: int
     service: str  # in its log lines
     log_level: str
@@ -32,7 +33,9 @@ class RankSetup(NamedTuple):
         config: WorkerConfig,
         folder: Path,
         dtype: torch.dtype,
-        cache: KVCache,
+        device: DeviceName,
+        kv_dtype: torch.dtype,
+        num_blocks: int | None,
         num_threads: int,
     ) -> Self:
         """Rank 0's. num_threads: of each rank."""
@@ -40,9 +43,10 @@ class RankSetup(NamedTuple):
             share=RankShare(0, config.tensor_parallel),
             folder=folder,
             dtype=dtype,
-            kv_dtype=cache.dtype,
-            block_size=cache.block_size,
-            num_blocks=cache.num_blocks,
+            kv_dtype=kv_dtype,
+            block_size=config.block_size,
+            device=device,
+            num_blocks=num_blocks,
             num_threads=num_threads,
             service=f"diptych-{config.role}",
             log_level=config.log_level,
@@ -55,7 +59,8 @@ class RankSetup(NamedTuple):
 
 
 class RankWord(NamedTuple):
-    """What a rank says, twice: that it has its pool, whose file follows, and its weights."""
+    """What a rank says, twice: that it has its pool, if that is its own, whose file follows; and
+    its weights."""
 
     wrong: str = ""  # the one line of a wrong setting or file; then it ends
 

@@ -12,6 +12,8 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.errors import ConfigurationError, DeviceLostError
@@ -19,6 +21,7 @@ from diptych.worker.rank_setup import RankSetup, hear_word, send
 
 logger = logging.getLogger(__name__)
 
+_HOST = torch.device("cpu")
 _TURN_S = 0.1  # between two looks at whether loading was given up
 
 
@@ -57,17 +60,24 @@ class RankTeam:
                 f"tensor_parallel: a rank cannot be started: {error}"
             ) from None
 
-    def join(self, still_wanted: Callable[[], None], pool_bytes: int) -> None:
+    def join(
+        self,
+        still_wanted: Callable[[], None],
+        pool_bytes: int | None,
+        device: torch.device = _HOST,
+    ) -> None:
         """Until all are there, with their ``pools``, and ``ranks`` can be used.
 
-        pool_bytes: of each pool. Arguments and errors else as of ``wait``.
+        pool_bytes: of each pool; None: they take none. device: rank 0's. Arguments and errors
+        else as of ``wait``.
         """
         self.wait(still_wanted)
         self.pools: list[MappedKVMemory] = []
-        for each in self._ranks:
-            _until_heard(each, still_wanted)
-            self.pools.append(_pool_of(each, pool_bytes))
-        self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file)
+        if pool_bytes is not None:
+            for each in self._ranks:
+                _until_heard(each, still_wanted)
+                self.pools.append(_pool_of(each, pool_bytes))
+        self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file, device)
 
     @property
     def links(self) -> list[Connection]:

@@ -121,6 +121,15 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             },
             r"-router: keda\.minReplicas is more",
         ),
+        (
+            {
+                "decode": {
+                    "settings": {"device": "cuda", "tensor_parallel": 4},
+                    "resources": {"limits": {"nvidia.com/gpu": 1}},
+                }
+            },
+            r"-decode-main: tensor_parallel is 4, .* \(nvidia\.com/gpu is 1\)",
+        ),
         ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
         ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),
     ],

@@ -42,7 +42,7 @@ class CountedBackend(TorchBackend):
         self._max_rows = max_rows
         self._num_graphs, self._peak = 0, WEIGHTS
 
-    def kv_memory(self, num_bytes: int) -> KVMemory:
+    def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
         self.done.append(f"pool of {num_bytes}")
         return super().kv_memory(num_bytes)
 
@@ -95,7 +95,7 @@ def load(backend: CountedBackend, folder: Path, **settings: object) -> LoadedMod
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_backend", lambda device: backend)
+        patch.setattr(loading, "make_backend", lambda device, share: backend)
         return loading.load_model(config, "full", NUM_SCRATCH, silent, threading.Event())
 
 

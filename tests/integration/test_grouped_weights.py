@@ -133,6 +133,9 @@ def test_a_rank_reads_its_part(tmp_path: Path) -> None:
         def sum(self, x: torch.Tensor) -> None:
             """Nothing of the other one's."""
 
+        def share_first(self, x: torch.Tensor) -> None:
+            """Nothing of the other one's."""
+
         def gather(self, part: torch.Tensor) -> torch.Tensor:
             return part
 

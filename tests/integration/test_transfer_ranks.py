@@ -117,7 +117,9 @@ async def test_what_one_rank_has_wrong_is_unproven(transport: str, rank: int) ->
         source.leases.announce("lease", NUM_TOKENS)
         await until_digested(source)
         assert isinstance(source.memory, RankPools)
-        source.memory.parts[rank].block(BLOCKS[-1])[-1] ^= 1
+        part = source.memory.parts[rank]
+        assert isinstance(part, HostMemory)
+        part.block(BLOCKS[-1])[-1] ^= 1
         error = await failure_of(reader, source, ticket)
         assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
 

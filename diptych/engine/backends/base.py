@@ -111,8 +111,11 @@ class Backend(Protocol):
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps: ...
 
-    def kv_memory(self, num_bytes: int) -> KVMemory:
-        """Zeroed. Raises RuntimeError, MemoryError, OSError or OverflowError: it does not fit."""
+    def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
+        """Zeroed, where that rank computes; this is rank 0.
+
+        Raises RuntimeError, MemoryError, OSError or OverflowError: it does not fit.
+        """
         ...
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:

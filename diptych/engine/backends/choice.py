@@ -8,6 +8,7 @@ import torch
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.cpu.backend import CpuBackend
+from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.errors import ConfigurationError
 from diptych.formats import DeviceName
 
@@ -16,31 +17,47 @@ logger = logging.getLogger(__name__)
 _MIN_CAPABILITY = (8, 0)  # the first with bfloat16 products, and what kernels are compiled for
 
 
-def make_backend(device: DeviceName) -> Backend:
+def make_backend(device: DeviceName, share: RankShare = WHOLE) -> Backend:
     """The backend of a device; the settings refuse any other name.
+
+    share: of several ranks each has a GPU of its own, in their order.
 
     Raises:
         ConfigurationError: this machine or installation lacks what the device needs.
     """
-    return BACKENDS[device]()
+    return BACKENDS[device](share)
 
 
-def _auto() -> Backend:
+def _auto(share: RankShare) -> Backend:
     missing = _missing_for_cuda()
     reason = "a GPU and triton are there" if missing is None else missing
     name: DeviceName = "cuda" if missing is None else "cpu"
     logger.info("device chosen", extra={"device": name, "reason": reason})
-    return BACKENDS[name]()
+    return BACKENDS[name](share)
 
 
-def _cuda() -> Backend:
+def _cpu(share: RankShare) -> Backend:
+    return CpuBackend()
+
+
+def _cuda(share: RankShare) -> Backend:
     missing = _missing_for_cuda()
     if missing is not None:
         raise ConfigurationError(f"device cuda: {missing}; or set device to cpu")
+    first = torch.cuda.current_device()
+    if share.size > 1:
+        count = torch.cuda.device_count() - first
+        if count < share.size:
+            raise ConfigurationError(
+                f"tensor_parallel: {share.size} ranks need a GPU each, but {count} can be seen: "
+                f"set --tensor-parallel to {count} at the most, or CUDA_VISIBLE_DEVICES to more"
+            )
+    if share.rank:
+        torch.cuda.set_device(first + share.rank)
     from diptych.engine.backends.cuda.backend import CudaBackend
     from diptych.engine.backends.cuda.graphs import CudaGraphs
 
-    return CudaBackend(torch.device("cuda", torch.cuda.current_device()), CudaGraphs())
+    return CudaBackend(torch.device("cuda", first + share.rank), CudaGraphs())
 
 
 def _missing_for_cuda() -> str | None:
@@ -59,8 +76,8 @@ def _missing_for_cuda() -> str | None:
     return None
 
 
-BACKENDS: Mapping[DeviceName, Callable[[], Backend]] = {
+BACKENDS: Mapping[DeviceName, Callable[[RankShare], Backend]] = {
     "auto": _auto,
-    "cpu": CpuBackend,
+    "cpu": _cpu,
     "cuda": _cuda,
 }

@@ -26,6 +26,10 @@ class Ranks(Protocol):
         """x becomes the sum of what each rank gave, the same bits in all of them."""
         ...
 
+    def share_first(self, x: Tensor) -> None:
+        """x becomes rank 0's, bit for bit. x: contiguous."""
+        ...
+
     def gather(self, part: Tensor) -> Tensor:
         """In rank 0 all ranks' columns beside each other: [num_rows, size * num_columns].
 
@@ -41,6 +45,9 @@ class OneRank:
 
     def sum(self, x: Tensor) -> None:
         """It is the sum."""
+
+    def share_first(self, x: Tensor) -> None:
+        """It is rank 0's."""
 
     def gather(self, part: Tensor) -> Tensor:
         return part

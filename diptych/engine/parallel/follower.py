@@ -7,21 +7,30 @@ import torch
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.device_handle import OpenedKVMemory
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.ranks import Ranks
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import RankClear, RankEnd, RankHead, RankStep, hear
+from diptych.engine.parallel.step_link import (
+    RankClear,
+    RankEnd,
+    RankHead,
+    RankPool,
+    RankStep,
+    hear,
+)
 
 
 class Follower:
     """One rank but the first. On its process's one thread."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, backend: Backend, ranks: ProcessRanks
+        self, model: Decoder, kv_cache: KVCache | None, backend: Backend, ranks: ProcessRanks
     ) -> None:
-        """kv_cache: of this rank's heads, in blocks with the leader's ids."""
+        """kv_cache: of this rank's heads, in blocks with the leader's ids; None: it will say."""
         self._model, self._backend, self._ranks = model, backend, ranks
-        self._kv_cache = kv_cache
-        self._forward = backend.forward_pass(model, kv_cache)
+        if kv_cache is not None:
+            self._use(kv_cache)
 
     @torch.inference_mode()
     def run(self, link: Connection) -> NoReturn:
@@ -29,11 +38,33 @@ class Follower:
         while True:
             match hear(link):
                 case RankStep(inputs, rows):
-                    self._forward(inputs, rows)
-                case RankHead(x):
-                    self._model.weights.head(x)
+                    self._forward(inputs.sent_by(self._backend.begin_step()), rows)
+                case RankHead(num_rows):
+                    self._multiply(num_rows, self._ranks)
+                case RankPool() as pool:
+                    self._use(self._opened(pool))
                 case RankClear(num_blocks):
                     self._kv_cache.clear(num_blocks)
                 case RankEnd():
                     self._backend.synchronise()
                     self._ranks.meet()
+
+    def _use(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        self._forward = self._backend.forward_pass(self._model, kv_cache)
+
+    def _multiply(self, num_rows: int, ranks: Ranks) -> None:
+        weights = self._model.weights
+        device = weights.embedding.device
+        x = torch.empty(num_rows, weights.head.in_features, dtype=weights.dtype, device=device)
+        ranks.share_first(x)
+        weights.head(x)
+
+    def _opened(self, pool: RankPool) -> KVCache:
+        return KVCache(
+            self._model.config,
+            pool.num_blocks,
+            pool.block_size,
+            pool.dtype,
+            lambda _: OpenedKVMemory(pool.handle),
+        )

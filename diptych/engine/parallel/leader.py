@@ -13,12 +13,24 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.base import Backend, ForwardPass
-from diptych.engine.inputs import StepInputs
+from diptych.engine.device_copies import Send
+from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.device_handle import handle_of
+from diptych.engine.kv.memory import KVMemory
+from diptych.engine.launched_step import LaunchedStep, StepAtWork
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Linear, Rows
+from diptych.engine.model.ranks import Ranks
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import RankClear, RankEnd, RankHead, RankStep, tell
+from diptych.engine.parallel.step_link import (
+    RankClear,
+    RankEnd,
+    RankHead,
+    RankPool,
+    RankStep,
+    tell,
+)
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DeviceLostError
@@ -28,8 +40,9 @@ from diptych.text.grammars import Grammars
 class Leader(Runner):
     """The runner of rank 0.
 
-    Steps come one at a time, whatever the device. One that fails here may leave the others
-    anywhere within it: then the worker has to end.
+    Steps come one at a time, whatever the device, and when one is over all ranks have completed
+    it. One that fails here may leave the others anywhere within it: then the worker has to end.
+    So all that runs steps raises DeviceLostError, whatever the reason.
     """
 
     def __init__(
@@ -40,26 +53,27 @@ class Leader(Runner):
         ranks: ProcessRanks,
         links: Sequence[Connection],
         grammars: Grammars | None = None,
+        pools: Sequence[KVMemory] = (),
     ) -> None:
-        """links: to the other ranks."""
-        weights = replace(model.weights, head=_ToldHead(model.weights.head, links))
+        """links: to the other ranks. pools: theirs from now on, where they were taken here.
+
+        Raises DeviceLostError.
+        """
+        weights = replace(model.weights, head=_ToldHead(model.weights.head, ranks, links))
         super().__init__(Decoder(model.config, weights, model.ops), kv_cache, backend, grammars)
-        self._forward = _ToldPass(self._forward, links)
+        self._told_pass = _ToldPass(self._forward, links)
+        self._forward = self._told_pass
         self._ranks, self._links = ranks, links
+        if pools:
+            self._hand_over(pools)
 
     @property
     def steps_in_flight(self) -> int:
         return 1
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """As a runner's; when it returns, all ranks have completed the step.
-
-        Raises DeviceLostError, whatever the reason.
-        """
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         with _in_step():
-            output = super().execute(plan)
-            self._end_step()
-        return output
+            return super().launch(plan)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -67,12 +81,31 @@ class Leader(Runner):
         self._end_step()
         return logits
 
+    def _end(self, step: StepAtWork) -> StepOutput:
+        with _in_step():
+            output = super()._end(step)
+            self._end_step()
+        return output
+
     def _clear(self, num_blocks: int) -> None:
         """In all ranks, before it returns."""
         with _in_step():
             tell(self._links, RankClear(num_blocks))
             super()._clear(num_blocks)
             self._end_step()
+
+    def _hand_over(self, pools: Sequence[KVMemory]) -> None:
+        cache = self._kv_cache
+        with _in_step():
+            for link, pool in zip(self._links, pools, strict=True):
+                handle = handle_of(pool.bytes)
+                tell([link], RankPool(handle, cache.num_blocks, cache.block_size, cache.dtype))
+            self._end_step()
+
+    def _inputs(self, plan: StepPlan, send: Send) -> StepInputs:
+        inputs = build_inputs(plan, self._kv_cache.block_size)
+        self._told_pass.next = inputs
+        return inputs.sent_by(send)
 
     def _end_step(self) -> None:
         tell(self._links, RankEnd())
@@ -94,20 +127,23 @@ class _ToldPass:
     """A forward pass that all followers begin as well. Implements ``ForwardPass``."""
 
     def __init__(self, forward: ForwardPass, links: Sequence[Connection]) -> None:
+        self.next: StepInputs | None = None  # those of the next step, on the host
         self._forward, self._links = forward, links
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
-        tell(self._links, RankStep(inputs, rows))
+        assert self.next is not None, "a step begins with its inputs"
+        tell(self._links, RankStep(self.next, rows))
         return self._forward(inputs, rows)
 
 
 class _ToldHead:
     """A head that all followers multiply with as well, each its rows. Implements ``Linear``."""
 
-    def __init__(self, head: Linear, links: Sequence[Connection]) -> None:
-        self._head, self._links = head, links
+    def __init__(self, head: Linear, ranks: Ranks, links: Sequence[Connection]) -> None:
+        self._head, self._ranks, self._links = head, ranks, links
         self.in_features, self.out_features = head.in_features, head.out_features
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        tell(self._links, RankHead(x))
+        tell(self._links, RankHead(len(x)))
+        self._ranks.share_first(x)
         return self._head(x, out)

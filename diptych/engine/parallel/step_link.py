@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeAlias
 
-from torch import Tensor
+import torch
 
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.parts import Rows
@@ -14,14 +14,26 @@ from diptych.engine.model.parts import Rows
 class RankStep(NamedTuple):
     """All layers follow: the same as the leader's, with a follower's own part of the weights."""
 
-    inputs: StepInputs
+    inputs: StepInputs  # on the host
     rows: Rows  # whose hidden states the leader wants
 
 
 class RankHead(NamedTuple):
-    """A product with the head follows; any number of them after a step's layers, or none."""
+    """A product with the head follows; any number of them after a step's layers, or none.
 
-    x: Tensor  # [num_rows, hidden_size]
+    What is multiplied is rank 0's, of all ranks the next thing that they tell each other.
+    """
+
+    num_rows: int
+
+
+class RankPool(NamedTuple):
+    """A rank's pool from now on, in memory of its device that the leader has taken."""
+
+    handle: bytes  # see :mod:`diptych.engine.kv.device_handle`
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
 
 
 class RankClear(NamedTuple):
@@ -34,7 +46,7 @@ class RankEnd(NamedTuple):
     """That was all of the step: all ranks meet."""
 
 
-RankMessage: TypeAlias = RankStep | RankHead | RankClear | RankEnd
+RankMessage: TypeAlias = RankStep | RankHead | RankPool | RankClear | RankEnd
 
 
 def tell(links: Sequence[Connection], message: RankMessage) -> None:

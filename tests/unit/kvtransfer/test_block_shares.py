@@ -16,14 +16,12 @@ def shares_of(size: int, stretch: int) -> list[BlockShare]:
 
 def parted(block: bytes, size: int) -> list[bytearray]:
     """A whole block's parts in the pools of so many ranks."""
-    parts = []
-    for share in shares_of(size, len(block) // NUM_STRETCHES):
-        part = bytearray(len(block) // size)
-        for span in share.spans(0, len(block)):
-            ours, whole = span.own_begin, span.whole_begin
-            part[ours : ours + span.num_bytes] = block[whole : whole + span.num_bytes]
-        parts.append(part)
-    return parts
+    return [
+        bytearray(
+            byte for i, byte in enumerate(block) if share.own_before(i + 1) > share.own_before(i)
+        )
+        for share in shares_of(size, len(block) // NUM_STRETCHES)
+    ]
 
 
 def moved(move: Move, source: bytearray, target: bytearray, num_stretches: int) -> int:
@@ -58,11 +56,13 @@ def test_a_reader_of_any_degree_gets_its_part_of_all(
 @given(RANKS, st.integers(0, 72), st.integers(0, 72))
 def test_any_bytes_of_a_block_are_each_of_one_rank(size: int, first: int, last: int) -> None:
     begin, end = sorted((first, last))
-    found = [span for share in shares_of(size, 24) for span in share.spans(begin, end)]
-    covered = [
-        place for span in found for place in range(span.whole_begin, span.whole_begin + span[2])
-    ]
-    assert sorted(covered) == list(range(begin, end))
+    shares = shares_of(size, 24)
+    assert sum(each.own_before(end) - each.own_before(begin) for each in shares) == end - begin
+    for place in range(begin, end):
+        owner = place % 24 // (24 // size)
+        assert [each.own_before(place + 1) - each.own_before(place) for each in shares] == [
+            int(rank == owner) for rank in range(size)
+        ]
 
 
 def test_equal_ranks_read_whole_blocks() -> None:

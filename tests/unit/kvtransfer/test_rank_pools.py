@@ -19,13 +19,19 @@ RUNS = st.integers(1, NUM_STRETCHES).map(lambda num: num * STRETCH)
 IDS = st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=3, unique=True)
 
 
-def pools(size: int) -> RankPools:
+class HostPools(RankPools):
+    """Whose parts can be looked into."""
+
+    parts: tuple[HostMemory, ...]
+
+
+def pools(size: int) -> HostPools:
     num_bytes = NUM_BLOCKS * BLOCK_BYTES // size
     parts = [HostMemory(bytearray(num_bytes), BLOCK_BYTES // size) for _ in range(size)]
-    return RankPools(parts, STRETCH)
+    return HostPools(parts, STRETCH)
 
 
-def filled(size: int) -> tuple[RankPools, HostMemory]:
+def filled(size: int) -> tuple[HostPools, HostMemory]:
     """The same blocks in the pools of ranks and in one."""
     content = random.Random(size).randbytes(NUM_BLOCKS * BLOCK_BYTES)
     ranks = pools(size)

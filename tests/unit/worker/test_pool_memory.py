@@ -1,18 +1,19 @@
 """A cache of the host and one of a device, to the transfer: the same bytes."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from diptych.engine.kv.cache import KVCache, block_bytes
-from diptych.engine.kv.memory import DeviceKVMemory
+from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
 from diptych.engine.model.rank_share import RankShare
 from diptych.errors import ConfigurationError, DeviceLostError
-from diptych.worker.pool_memory import DevicePool, pool_memory, rank_pools
+from diptych.worker.pool_memory import DevicePool, DeviceRankPools, pool_memory, rank_pools
+from kvtransfer.block_shares import BlockShare
 from kvtransfer.digest import Coverage
-from kvtransfer.memory import HostMemory, PoolMemory
+from kvtransfer.memory import DeviceCopies, HostMemory, PoolMemory
 from kvtransfer.rank_pools import RankPools
 from tests.attention_config import config_of
 
@@ -33,6 +34,30 @@ class FakeDevice(DeviceKVMemory):
         self.num_waits += 1
         if self.lost:
             raise DeviceLostError("broken")
+
+
+class SlowPool(DevicePool):
+    """Whose copies end when they may, or fail."""
+
+    is_held = False
+    error: Exception | None = None
+
+    def copy_out(
+        self,
+        block_ids: Sequence[int],
+        staging: HostMemory,
+        slots: Sequence[int],
+        num_bytes: int | None = None,
+        share: BlockShare | None = None,
+    ) -> Callable[[], bool]:
+        begun = super().copy_out(block_ids, staging, slots, num_bytes, share)
+
+        def is_over() -> bool:
+            if self.error is not None:
+                raise self.error
+            return not self.is_held and begun()
+
+        return is_over
 
 
 def filled(cache: KVCache) -> KVCache:
@@ -59,11 +84,16 @@ def test_what_a_pool_says_of_itself() -> None:
     assert device.device_id == 0
 
 
-def of_two_ranks(block_size: int, dtype: torch.dtype) -> tuple[RankPools, PoolMemory]:
+def of_two_ranks(
+    block_size: int, dtype: torch.dtype, allocate: Callable[[int], KVMemory] = HostKVMemory
+) -> tuple[RankPools, PoolMemory]:
     """A model's whole blocks, and the same in two caches of half of its heads."""
     config = config_of(4, 2, 8, window=None)
     whole = filled(KVCache(config, NUM_BLOCKS, block_size, dtype))
-    own = [KVCache(RankShare(rank, 2).of(config), NUM_BLOCKS, block_size, dtype) for rank in (0, 1)]
+    own = [
+        KVCache(RankShare(rank, 2).of(config), NUM_BLOCKS, block_size, dtype, allocate)
+        for rank in (0, 1)
+    ]
     for rank, cache in enumerate(own):
         cache.tensor.copy_(whole.tensor[:, :, :, rank : rank + 1])
     return rank_pools(own[0], [own[1].memory]), pool_memory(whole)
@@ -78,6 +108,61 @@ def test_the_ranks_caches_are_whole_blocks_together(dtype: torch.dtype) -> None:
     covered = [Coverage()] * NUM_BLOCKS
     assert ranks.digests(range(NUM_BLOCKS), covered) == whole.digests(range(NUM_BLOCKS), covered)
     assert all(part.shared_fd is not None for part in ranks.parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranks_on_devices_are_told_as_one_pool_of_the_host(dtype: torch.dtype) -> None:
+    ranks, whole = of_two_ranks(4, dtype, FakeDevice)
+    assert isinstance(ranks, DeviceRankPools)
+    assert isinstance(ranks, DeviceCopies)
+    assert (ranks.memory_kind, ranks.block_bytes) == ("VRAM", whole.block_bytes)
+    assert len({part.base_address for part in ranks.parts}) == 2
+    ids, size = [4, 0, 5], whole.block_bytes
+    for begin, end in itertools.combinations((0, 1, size - 1, size + 3, 3 * size), 2):
+        assert ranks.read(ids, begin, end) == whole.read(ids, begin, end)
+    ranks.write([3, 1], 5, bytes(range(200)) * 5)
+    whole.write([3, 1], 5, bytes(range(200)) * 5)
+    for seed in (0, 9):
+        covered = [Coverage(seed, 7), Coverage(seed, 8, size // 2), Coverage(seed, 9)]
+        assert ranks.digests([3, 1, 2], covered) == whole.digests([3, 1, 2], covered)
+    assert ranks.digests([], []) == ()
+
+
+def test_whole_blocks_of_ranks_on_devices_are_staged() -> None:
+    ranks, whole = of_two_ranks(4, torch.float32, FakeDevice)
+    assert isinstance(ranks, DeviceRankPools)
+    size = whole.block_bytes
+    before = [whole.read([n], 0, size) for n in range(NUM_BLOCKS)]
+    staging = ranks.new_staging(3)
+    assert (staging.num_blocks, staging.block_bytes) == (3, size)
+    assert ranks.copy_out([4, 1], staging, [2, 0])()
+    assert [bytes(staging.block(slot)) for slot in (2, 0)] == [before[4], before[1]]
+    assert ranks.copy_in(staging, [2], [5], size // 2)()
+    assert ranks.read([5], 0, size) == before[4][: size // 2] + before[5][size // 2 :]
+
+
+def test_copies_of_ranks_are_over_when_all_are() -> None:
+    """Also where one has failed: the others still write."""
+    config = config_of(4, 2, 8, window=None)
+    own = [
+        KVCache(RankShare(rank, 2).of(config), NUM_BLOCKS, 4, allocate=FakeDevice)
+        for rank in (0, 1)
+    ]
+    pools = [SlowPool(cache) for cache in own]
+    ranks = DeviceRankPools(pools, 2 * own[0].layout.run_bytes)
+    staging = ranks.new_staging(1)
+    is_over = ranks.copy_out([0], staging, [0])
+    pools[1].is_held = True
+    assert not is_over()
+    pools[1].is_held = False
+    assert is_over()
+    pools[1].is_held = True
+    is_over = ranks.copy_out([0], staging, [0])
+    pools[0].error = RuntimeError("gone")
+    assert not is_over()
+    pools[1].is_held = False
+    with pytest.raises(RuntimeError, match="gone"):
+        is_over()
 
 
 def test_heads_of_odd_sizes_are_not_shared() -> None:

@@ -1,11 +1,7 @@
 """What a rank's process does: it gives the worker its pool, and writes its heads there."""
 
-import socket
-import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -17,15 +13,13 @@ from diptych.engine.model.rank_share import RankShare
 from diptych.engine.model.weights import load_weights
 from diptych.engine.parallel.leader import Leader
 from diptych.engine.runner import Runner
-from diptych.telemetry import logs
-from diptych.worker import rank_team
 from diptych.worker.pool_memory import pool_memory, rank_pools
-from diptych.worker.rank import follow
 from diptych.worker.rank_setup import RankSetup
-from diptych.worker.rank_team import RankProcess, RankTeam
+from diptych.worker.rank_team import RankTeam
 from kvtransfer.digest import Coverage
 from tests.engine_logits import chunk_logits
 from tests.engines import CPU, load_decoder
+from tests.ranks_in_threads import ranks_in_threads
 from tests.tiny_model import write_tiny_model
 from tests.torch_threads import torch_threads
 
@@ -34,45 +28,14 @@ TABLE = (4, 1, 3)
 IDS = [(7 * i * i + 11 * i) % 500 + 5 for i in range(40)]
 
 
-class InThread:
-    """A rank's process, as a thread of this one."""
-
-    def __init__(self, link: Connection) -> None:
-        self._code: int | None = None
-        self._thread = threading.Thread(target=self._run, args=(link,), daemon=True)
-        self._thread.start()
-
-    def kill(self) -> None:
-        """It ends with its link."""
-
-    def wait(self) -> None: ...
-
-    def ended(self) -> int | None:
-        """The exit code, once it has."""
-        self._thread.join()
-        return self._code
-
-    def _run(self, link: Connection) -> None:
-        self._code = follow(link)
-
-
 def unconcerned() -> None:
     """Loading goes on."""
 
 
 @pytest.fixture(autouse=True)
-def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    started: list[InThread] = []
-
-    def start(rank: int) -> RankProcess:
-        ours, theirs = socket.socketpair()
-        started.append(InThread(Connection(theirs.detach())))
-        return RankProcess(rank, cast(Any, started[-1]), Connection(ours.detach()))
-
-    monkeypatch.setattr(rank_team, "_start", start)
-    monkeypatch.setattr(logs, "set_up", lambda service, level: None)
-    yield
-    assert [process.ended() for process in started] == [0]
+def in_threads() -> Iterator[None]:
+    with ranks_in_threads():
+        yield
 
 
 def setup_of(folder: Path) -> RankSetup:
@@ -82,6 +45,7 @@ def setup_of(folder: Path) -> RankSetup:
         dtype=torch.float32,
         kv_dtype=torch.float32,
         block_size=BLOCK_SIZE,
+        device="cpu",
         num_blocks=NUM_BLOCKS,
         num_threads=1,
         service="test",

@@ -25,6 +25,7 @@ SETUP = RankSetup(
     dtype=torch.float32,
     kv_dtype=torch.float32,
     block_size=16,
+    device="cpu",
     num_blocks=4,
     num_threads=1,
     service="test",
@@ -68,7 +69,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
 
     monkeypatch.setattr(rank_team, "_start", start)
     monkeypatch.setattr(rank_team, "_TURN_S", 0.0)
-    monkeypatch.setattr(rank_team, "ProcessRanks", lambda share, file: share)
+    monkeypatch.setattr(rank_team, "ProcessRanks", lambda share, file, device: share)
     return started
 
 

@@ -43,10 +43,6 @@ def test_defaults() -> None:
             ("--model", "demo", "--tensor-parallel", "2", "--quantization", "int8"),
             r"tensor_parallel \(2\) needs quantization none \(got int8\)",
         ),
-        (
-            ("--model", "demo", "--tensor-parallel", "2", "--device", "auto"),
-            r"tensor_parallel \(2\) needs device cpu \(got auto\)",
-        ),
         (("--model", "demo", "--gpu-memory-utilization", "1.1"), "gpu-memory-utilization"),
         (("--model", "demo", "--cpus", "3-1"), "counts down"),
         (("--model", "demo", "--cpus", "a"), "expected cores"),

@@ -134,6 +134,13 @@ capabilities:
 {{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}
 {{- $resources = mergeOverwrite $resources $device -}}
 {{- end -}}
+{{- if ne .role "router" -}}
+{{- $ranks := int (default 1 .values.settings.tensor_parallel) -}}
+{{- $cards := dig "limits" "nvidia.com/gpu" "" $resources -}}
+{{- if and $cards (gt $ranks 1) (ne (int $cards) $ranks) -}}
+{{- fail (printf "%s: tensor_parallel is %d, and each rank has a GPU: resources.limits must have as many (nvidia.com/gpu is %v)" .settingsName $ranks $cards) -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}
 

@@ -67,7 +67,7 @@ class CpuBackend:
         compiled = layer_ops.CompiledLayerOps(config)
         return compiled if layer_ops.agree(compiled, plain, config) else plain
 
-    def kv_memory(self, num_bytes: int) -> KVMemory:
+    def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
         return HostKVMemory(num_bytes)
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:

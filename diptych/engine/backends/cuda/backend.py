@@ -17,7 +17,7 @@ from diptych.engine.backends.cuda.pinned_copies import PinnedCopies, TorchCopyMe
 from diptych.engine.backends.cuda.sampler import draw, sample
 from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch import fp8_linear
-from diptych.engine.backends.torch.backend import TorchBackend
+from diptych.engine.backends.torch.backend import TorchBackend, of_rank
 from diptych.engine.device_copies import Send, on_device
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import KVMemory
@@ -100,10 +100,10 @@ class CudaBackend:
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         return TritonLayerOps(config)
 
-    def kv_memory(self, num_bytes: int) -> KVMemory:
+    def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
         if self.device.type != "cuda":
-            return self._torch.kv_memory(num_bytes)
-        return CudaKVMemory(num_bytes, self.device)
+            return self._torch.kv_memory(num_bytes, rank)
+        return CudaKVMemory(num_bytes, of_rank(self.device, rank))
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
         return PagedAttention(config, kv_cache, self._num_processors(), self._send)

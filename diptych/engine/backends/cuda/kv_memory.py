@@ -29,10 +29,11 @@ class CudaKVMemory(DeviceKVMemory):
             self._compile()
 
     def _compile(self) -> None:
-        """Both kinds of launch, so that no transfer waits for a compiler."""
+        """All kinds of launch, so that no transfer waits for a compiler."""
         none, line = np.zeros(1, np.int64), np.full((1, 1), -1)
         self.word_sums(Words(none, none + 1, None))
         self.word_sums(Words(none, none + 1, line))
+        self.word_sums(Words(none, none + 1, None, none))
 
     def word_sums(self, words: Words) -> list[Sums]:
         with self._launching():
@@ -60,6 +61,7 @@ def add_up(memory: Tensor, words: Words) -> Tensor:
     if words.lines is not None:
         lines, num_lines = _on(memory, words.lines), words.lines.shape[1]
         most = num_lines * LINE_WORDS
+    numbers = None if words.numbers is None else _on(memory, words.numbers)
     num_spans = triton.cdiv(most, _TILE * _NUM_TILES)
     if num_spans and len(begins):
         digests.add_words[(len(begins), num_spans)](
@@ -67,6 +69,7 @@ def add_up(memory: Tensor, words: Words) -> Tensor:
             begins,
             counts,
             lines,
+            numbers,
             sums,
             num_lines,
             stride=STRIDE,

@@ -60,10 +60,10 @@ class TorchBackend:
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         return TorchLayerOps(config, dtype)
 
-    def kv_memory(self, num_bytes: int) -> KVMemory:
+    def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
         if self._device.type == "cpu":
             return HostKVMemory(num_bytes)
-        return DeviceKVMemory(num_bytes, self._device)
+        return DeviceKVMemory(num_bytes, of_rank(self._device, rank))
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
         return TorchAttention(config, kv_cache, dtype)
@@ -98,6 +98,11 @@ class TorchBackend:
     def synchronise(self) -> None:
         if self._device.type != "cpu":
             wait_for(self._device)
+
+
+def of_rank(first: torch.device, rank: int) -> torch.device:
+    """A rank's device: they are one after another. first: rank 0's."""
+    return first if not rank else torch.device(first.type, (first.index or 0) + rank)
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype) -> None:

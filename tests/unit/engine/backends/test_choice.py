@@ -12,6 +12,7 @@ import torch
 from diptych.engine.backends.choice import BACKENDS, make_backend
 from diptych.engine.backends.cpu.backend import CpuBackend
 from diptych.engine.kv.cache import KV_DTYPES
+from diptych.engine.model.rank_share import RankShare
 from diptych.errors import ConfigurationError
 from diptych.formats import DeviceName, KVDtypeName
 
@@ -59,6 +60,18 @@ def test_auto_is_the_cpu_where_anything_is_missing_and_says_what(
     (record,) = caplog.records
     assert record.__dict__["device"] == "cpu"
     assert re.match(f".*{missing}", record.__dict__["reason"])
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_ranks_need_a_gpu_each(name: DeviceName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(importlib, "import_module", lambda name: ModuleType(name))
+    with pytest.raises(ConfigurationError, match=r"4 ranks .* but 2 can be seen: .*--tensor-par"):
+        make_backend(name, RankShare(0, 4))
 
 
 def test_each_name_that_the_settings_know_is_made() -> None:

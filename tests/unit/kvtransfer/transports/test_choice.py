@@ -97,10 +97,11 @@ def on_a_device(staging_bytes: int) -> Place:
 
 def test_staged_beside_a_device_has_an_agent_of_bounded_host_memory() -> None:
     where = on_a_device(3 * 4096 + 1)
+    pool: object = where.memory
     staged = open_transport("staged", where)
     assert isinstance(staged, StagedTransport)
     assert staged.stage is not None
-    assert staged.stage.pool is where.memory
+    assert staged.stage.pool is pool
     assert staged.stage.slots.num_slots == staged.stage.memory.num_blocks == 3
     carrier = opened(staged._carrier)
     assert carrier.arguments[:2] == ("nixl", nixl_lanes)

@@ -14,6 +14,7 @@ def add_words(
     begins: tl.tensor,  # [N] int64, where each run of words begins
     counts: tl.tensor,  # [N] int64, how many words each has
     lines: tl.tensor,  # [N, num_lines] int64, -1: none; else None: all words
+    numbers: tl.tensor,  # [N] int64, of each run's first word; else None: 0
     sums: tl.tensor,  # [N, 2] int64, added to
     num_lines: int,
     stride: tl.constexpr,
@@ -25,13 +26,16 @@ def add_words(
     """Launched over (runs, spans)."""
     run, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, count = tl.load(begins + run), tl.load(counts + run)
+    number = tl.full([], 0, tl.uint64)
+    if numbers is not None:
+        number = tl.load(numbers + run).to(tl.uint64)
     first = tl.zeros([tile], tl.uint64)
     second = tl.zeros([tile], tl.uint64)
     num_looked_at = num_lines * line_words if lines is not None else count
     end = tl.minimum((span + 1) * num_tiles, tl.cdiv(num_looked_at, tile)).to(tl.int32)
     for each in range(span * num_tiles, end):
         places = tl.full([], 0, tl.int64) + each * tile + tl.arange(0, tile)
-        keys = (places.to(tl.uint64) + 1) * stride
+        keys = (number + places.to(tl.uint64) + 1) * stride
         is_own = places < count
         if lines is not None:
             nth = places // line_words

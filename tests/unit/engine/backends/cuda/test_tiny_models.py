@@ -13,7 +13,9 @@ import torch
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
+from diptych.engine.backends.torch.backend import of_rank
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.rank_share import RankShare
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -188,3 +190,18 @@ def test_chosen_where_all_is_there(name: DeviceName, monkeypatch: pytest.MonkeyP
     backend = make_backend(name)
     assert isinstance(backend, type(INTERPRETED))
     assert backend.device == torch.device("cuda", 1)
+
+
+def test_each_rank_is_on_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for rank in (0, 1):
+        backend = make_backend("cuda", RankShare(rank, 2))
+        assert backend.device == torch.device("cuda", rank)
+    assert chosen == [1], "rank 0 has the one that is chosen anyway"
+    assert of_rank(torch.device("cuda", 2), 3) == torch.device("cuda", 5)

@@ -4,6 +4,7 @@ from tests.triton_interpreter import INTERPRETED
 
 # isort: split
 import mmap
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from diptych.engine.backends.cuda.kv_memory import CudaKVMemory, add_up
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.scheduling.step import Chunk, StepPlan
-from diptych.word_sums import Sums, Words
+from diptych.word_sums import Sums, Words, total
 from diptych.worker.pool_memory import DevicePool
-from kvtransfer.digest import Coverage, block_digest, words_of
+from kvtransfer.block_shares import BlockShare
+from kvtransfer.digest import Coverage, block_digest, share_words, words_of
 from kvtransfer.host_sums import sums_of
 from kvtransfer.memory import HostMemory
 from tests.attention_config import config_of
@@ -91,6 +93,21 @@ def test_a_pool_on_a_device_digests_what_a_step_wrote() -> None:
         assert list(pool.digests(list(coverages), list(coverages.values()))) == wanted
     assert memories[0].num_waits == num_waits, "a digest waits for no step in flight"
     assert pool.digests([], []) == ()
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+@pytest.mark.parametrize("num_stretches", [2, 4])
+def test_what_a_rank_gives_to_a_digest_is_the_hosts(seed: int, num_stretches: int) -> None:
+    share = BlockShare(1, 2, 384)
+    memory = noise(3 * 4 * 48)
+    host = HostMemory(memory.numpy().view(np.uint8), 4 * 384)
+    ids = [2, 0]
+    coverages = [Coverage(seed, 3 + i, num_stretches * 768) for i in range(2)]
+    asked = share_words([block_id * host.block_bytes for block_id in ids], coverages, share)
+    found = add_up(memory, asked.words).numpy().view(np.uint64).tolist()
+    sums = iter(Sums(*each) for each in found)
+    got = [total(islice(sums, num)).digest(7) for num in asked.num_runs]
+    assert got == [each.digest(7) for each in host.share_sums(ids, coverages, share)]
 
 
 def test_words_beyond_what_32_bits_can_count(tmp_path: Path) -> None:

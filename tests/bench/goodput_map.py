@@ -1,0 +1,164 @@
+"""What `tests.bench.goodput` measured with admission, as a table and a picture.
+
+    .venv/bin/python -m tests.bench.goodput_map bench-goodput.json [--png docs/bench/goodput.png]
+
+For each objective: two workers of both roles beside the better of a split and two colocated
+engines, all of them with admission, at the rate at which the better one has most. The same
+requests arrive at the same moments in each, so the intervals (95 %, by bootstrap) are of pairs.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from diptych.simulation.outcome import Objective
+from tests.bench.goodput import (
+    APART,
+    BOTH,
+    TOGETHER,
+    TPOT_MULTIPLES,
+    TTFT_MULTIPLES,
+    Multiples,
+    runs,
+    unit_of,
+)
+from tests.bench.intervals import Estimate, Indices, estimate
+from tests.bench.measured_cells import MeasuredCells
+
+_FIXED: Final = {APART: "split", TOGETHER: "colocated"}
+_WORST, _BEST = 0.5, 1.5  # ratios at which colours end
+
+Key = tuple[str, str, float]  # kind of deployment, its name, rate
+Met = np.ndarray[tuple[int, ...], np.dtype[np.float64]]  # of each request that arrived, 1 or 0
+
+
+class Square(NamedTuple):
+    """One objective. Goodput in requests/s."""
+
+    multiples: Multiples  # of the unloaded medians of TTFT and TPOT
+    num_offered: int
+    soft: float
+    fixed: float
+    regime: str  # the fixed one that had it
+    ratio: Estimate
+
+
+def squares(rows: Sequence[Mapping[str, Any]], unit: Objective, duration_s: float) -> list[Square]:
+    """Those objectives for which all three were run with admission."""
+    found = []
+    for multiples in itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES):
+        ttft, tpot = multiples
+        objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
+        own = [row for row in rows if row.get("multiples") == multiples]
+        met = _met(own, objective)
+        fixed = {key: met[key] for key in met if key[0] != BOTH}
+        if not fixed or len({kind for kind, _, _ in met}) < len(_FIXED) + 1:
+            continue
+        seconds = {key: duration_s * _num_runs(own, key) for key in met}
+        best = max(fixed, key=lambda key: met[key].sum() / seconds[key])
+        of_both = [key for key in met if key[0] == BOTH and key[2] == best[2]]
+        rivals = [key for key in of_both if len(met[key]) == len(met[best])]
+        if not rivals:
+            continue
+        soft = max(rivals, key=lambda key: met[key].sum() / seconds[key])
+        ours, theirs = met[soft], met[best]
+        found.append(
+            Square(
+                multiples,
+                len(ours),
+                float(ours.sum() / seconds[soft]),
+                float(theirs.sum() / seconds[best]),
+                _FIXED[best[0]],
+                estimate(_ratio(ours, theirs), len(ours)),
+            )
+        )
+    return found
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    kind = next(each for each in (BOTH, APART, TOGETHER) if row["deployment"].startswith(each))
+    return kind, row["deployment"], row["rate"]
+
+
+def _met(rows: Iterable[Mapping[str, Any]], objective: Objective) -> dict[Key, Met]:
+    """Of each deployment and rate, for every request, in order, whether it was met."""
+    met: dict[Key, list[float]] = {}
+    for row in rows:
+        met.setdefault(_key(row), []).extend(map(objective.met_by, row["outcomes"]))
+    return {key: np.asarray(values, dtype=np.float64) for key, values in met.items()}
+
+
+def _num_runs(rows: Iterable[Mapping[str, Any]], key: Key) -> int:
+    return sum(_key(row) == key for row in rows)
+
+
+def _ratio(ours: Met, theirs: Met) -> Callable[[Indices], "np.floating[Any]"]:
+    """Of chosen requests; where the other met none, as if it were one."""
+
+    def of(chosen: Indices) -> "np.floating[Any]":
+        return ours[chosen].sum() / np.maximum(theirs[chosen].sum(), 1.0)
+
+    return of
+
+
+def table(found: Iterable[Square]) -> str:
+    lines = ["TTFT  TPOT  offered  both roles  best fixed             ratio (95 %)"]
+    for each in found:
+        ttft, tpot = each.multiples
+        lines.append(
+            f"{ttft:>3g}x {tpot:>4g}x  {each.num_offered:>7}  {each.soft:>10.2f}"
+            f"  {each.fixed:>10.2f} {each.regime:<10}"
+            f"  {each.ratio.value:.2f} ({each.ratio.low:.2f} to {each.ratio.high:.2f})"
+        )
+    return "\n".join(lines)
+
+
+def draw(found: Sequence[Square], path: Path) -> None:
+    """A square for each objective, coloured by the ratio."""
+    from matplotlib.figure import Figure
+
+    by_multiples = {each.multiples: each for each in found}
+    ratios = np.full((len(TTFT_MULTIPLES), len(TPOT_MULTIPLES)), np.nan)
+    figure = Figure(figsize=(7.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    places = itertools.product(enumerate(TTFT_MULTIPLES), enumerate(TPOT_MULTIPLES))
+    for (row, ttft), (column, tpot) in places:
+        each = by_multiples.get((ttft, tpot))
+        if each is None:
+            continue
+        ratios[row, column] = each.ratio.value
+        told = (
+            f"{each.ratio.value:.2f}\n({each.ratio.low:.2f} to {each.ratio.high:.2f})\n"
+            f"{each.soft:.2f} / {each.fixed:.2f} {each.regime}"
+        )
+        axes.text(column, row, told, ha="center", va="center", fontsize=10)
+    image = axes.imshow(ratios, cmap="RdYlGn", vmin=_WORST, vmax=_BEST, aspect="auto")
+    axes.set_xticks(range(len(TPOT_MULTIPLES)), [f"{each:g}x" for each in TPOT_MULTIPLES])
+    axes.set_yticks(range(len(TTFT_MULTIPLES)), [f"{each:g}x" for each in TTFT_MULTIPLES])
+    axes.set_xlabel("time between tokens, of the unloaded median")
+    axes.set_ylabel("time to first token, of the unloaded median")
+    axes.set_title("Goodput, requests/s: two workers of both roles / the best fixed regime")
+    figure.colorbar(image, label="ratio")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("--png", type=Path)
+    options = parser.parse_args()
+    done = MeasuredCells(options.measured, {})
+    found = squares(runs(done), unit_of(done), done.common["duration"])
+    print(table(found))  # noqa: T201
+    if options.png is not None:
+        draw(found, options.png)
+
+
+if __name__ == "__main__":
+    main()

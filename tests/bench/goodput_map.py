@@ -100,7 +100,7 @@ def _ratio(ours: Met, theirs: Met) -> Callable[[Indices], "np.floating[Any]"]:
     """Of chosen requests; where the other met none, as if it were one."""
 
     def of(chosen: Indices) -> "np.floating[Any]":
-        return ours[chosen].sum() / np.maximum(theirs[chosen].sum(), 1.0)
+        return np.float64(ours[chosen].sum() / max(theirs[chosen].sum(), 1.0))
 
     return of
 

@@ -2,12 +2,13 @@
 
     python -m tests.gpu.check --out gpu.json
 
-Random weights of real shapes against transformers, pulls between two processes from and to the
-device over each way, whole steps against what the device can do at best, attention against torch's
-own, digests and draws against the host's, graphs and two steps in flight against neither, products
-with weights of small numbers against their definition; one JSON with the machine and the versions.
-Exit code 1 if anything does not hold, breaks, or was left out for lack of time. Without a GPU it
-says so.
+Random weights of real shapes against transformers, also left alone with their own tokens; pulls
+between two processes from and to the device over each way, prompts of one process that another one
+goes on with, and how pulls disturb a running batch; memory that runs out and a device that is lost;
+whole steps against what the device can do at best, attention against torch's own, digests and draws
+against the host's, graphs and two steps in flight against neither, products with weights of small
+numbers against their definition; one JSON with the machine and the versions. Exit code 1 if
+anything does not hold, breaks, or was left out for lack of time. Without a GPU it says so.
 """
 
 import argparse
@@ -21,9 +22,22 @@ import torch
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
+from diptych.engine.model.config import ModelConfig
 from diptych.errors import ConfigurationError
-from tests.gpu import attention, golden, handoff, overlap, products, speed
+from tests.gpu import (
+    attention,
+    continued,
+    disturbed,
+    faults,
+    free_running,
+    golden,
+    handoff,
+    overlap,
+    products,
+    speed,
+)
 from tests.gpu.checklist import Check, go_through
+from tests.gpu.models import MODELS
 
 DTYPES = (torch.float32, torch.bfloat16)
 BUDGET_S = 420.0  # so that all ends within eight minutes
@@ -44,15 +58,38 @@ def checks(backend: Backend, capability: tuple[int, int]) -> list[Check]:
         limit = speed.ceilings(device, dtype, _PRODUCT_SIZE, watch)
         return speed.check(model, backend, dtype, limit, speed.busy_seconds)
 
+    def out_of_memory() -> object:
+        config = ModelConfig.from_hf({**MODELS["Llama-3.1-8B"], "num_hidden_layers": 4})
+        filled = faults.filled_device(device)
+        return faults.check_memory("Llama-3.1-8B, 4 layers", config, backend, dtype, filled)
+
     found = [
         _one("golden", shape.name, partial(golden.check, shape, backend, DTYPES))
+        for shape in golden.SHAPES
+    ]
+    found += [
+        Check("free_running", shape.name, partial(free_running.check, shape, backend, DTYPES))
         for shape in golden.SHAPES
     ]
     found += [
         _one("handoff", repr(way), partial(handoff.check, way, str(device)))
         for way in handoff.CASES
     ]
+    found += [
+        _one("continued", case.transport, partial(continued.check, case, backend))
+        for case in continued.CASES
+    ]
+    found.append(_one("faults", "a lost device", partial(faults.check_loss, device)))
+    found.append(_one("faults", "no memory for a step", out_of_memory))
     found += [Check("speed", model.name, partial(timed, model)) for model in speed.MODELS_TIMED]
+    found += [
+        _one(
+            "disturbed",
+            repr(way),
+            partial(disturbed.check, way, disturbed.MODEL, disturbed.BATCH, backend, dtype),
+        )
+        for way in disturbed.CASES
+    ]
     found += [
         _one("attention", repr(case), partial(attention.check, case, backend, dtype, watch))
         for case in attention.CASES

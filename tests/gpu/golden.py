@@ -129,13 +129,13 @@ def check(shape: Shape, backend: Backend, dtypes: Sequence[torch.dtype]) -> Agre
         ids: list[int] = torch.randint(
             5, shape.vocab_size, (shape.num_tokens,), generator=generator
         ).tolist()
-        truth = reference(folder, ids, torch.float32, backend.device)
+        truth = _last(folder, ids, torch.float32, backend.device)
         float32_error, ratio = 0.0, 0.0
         if torch.float32 in dtypes:
             float32_error = float((engine(folder, ids, torch.float32, backend) - truth).abs().max())
         if torch.bfloat16 in dtypes:
             own = engine(folder, ids, torch.bfloat16, backend) - truth
-            other = reference(folder, ids, torch.bfloat16, backend.device) - truth
+            other = _last(folder, ids, torch.bfloat16, backend.device) - truth
             ratio = float(own.square().mean().sqrt() / other.square().mean().sqrt())
     # Not the other way round: a NaN is no agreement.
     holds = float32_error <= FLOAT32_ERROR and ratio <= BFLOAT16_RATIO
@@ -154,11 +154,28 @@ def engine(folder: Path, ids: Sequence[int], dtype: torch.dtype, backend: Backen
     return torch.cat([logits[-1:].cpu() for logits in steps][1:])
 
 
-@torch.inference_mode()
-def reference(folder: Path, ids: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _last(folder: Path, ids: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """What transformers says of the same tokens."""
-    model = hf_reference.load(folder, dtype).to(device)
-    inputs = torch.tensor([list(ids)], device=device)
-    last: Tensor = model(inputs, logits_to_keep=NUM_DECODED + 1).logits[0].float().cpu()
-    hf_reference.load.cache_clear()
+    (last,) = reference(folder, [ids], NUM_DECODED + 1, dtype, device)
     return last
+
+
+@torch.inference_mode()
+def reference(
+    folder: Path,
+    texts: Sequence[Sequence[int]],
+    num_last: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Tensor]:
+    """transformers' logits after the last tokens of each: [num_last, vocab_size] float32, here."""
+    model = hf_reference.load(folder, dtype).to(device)
+    told = [
+        model(torch.tensor([list(ids)], device=device), logits_to_keep=num_last)
+        .logits[0]
+        .float()
+        .cpu()
+        for ids in texts
+    ]
+    hf_reference.load.cache_clear()
+    return told

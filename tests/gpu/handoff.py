@@ -7,8 +7,10 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -86,61 +88,119 @@ def cache_of(case: Case, where: str, device: str) -> KVCache:
     return KVCache(shape, num, BLOCK_SIZE, torch.float32, on_device)
 
 
+class NotJoinedError(Exception):
+    """There is no proven pair; it says why."""
+
+
+class Joined(NamedTuple):
+    """A proven pair, and a pull that may be made again and again."""
+
+    reader: Reader
+    pair: worker_pb2.Pair
+    request: PullRequest
+    digest: str  # of what is pulled
+
+
 def check(case: Case, device: str) -> Measured:
     """With the source in a process of its own; ``device``: of torch's."""
     return asyncio.run(_check(case, device))
 
 
 async def _check(case: Case, device: str) -> Measured:
-    process = await asyncio.create_subprocess_exec(
-        *_source_command(case, device),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            told = await process.stdout.readline()
-            if not told:
-                return Measured(repr(case), "", "the source ended at its start", 0.0, False)
-            return await _pulled(case, device, json.loads(told))
+        async with joined(case, device) as (reader, pair, request, digest):
+            for _ in range(2):  # the first is not warm
+                stats = (await reader.pairs.open_pull(request).run()).stats
+            content = reader.content(range(case.num_blocks))
+            is_equal = xxhash.xxh3_128_hexdigest(content) == digest
+            rate = stats.num_bytes / max(stats.read_s, 1e-9)
+            return Measured(repr(case), pair.way, pair.message, rate, is_equal)
+    except NotJoinedError as error:
+        return Measured(repr(case), "", str(error), 0.0, False)
+
+
+@asynccontextmanager
+async def joined(case: Case, device: str) -> AsyncIterator[Joined]:
+    """A source with random blocks in a process of its own. Raises NotJoinedError."""
+    async with process_of(_source_command(case, device)) as source:
+        told = await source.hear()
+        cache = cache_of(case, case.reader, device)  # it has to live as long as its pool
+        async with reader_of(case.transport, cache, PeerKey(told["address"], "source")) as (
+            reader,
+            pair,
+        ):
+            yield Joined(reader, pair, _request(case, told), told["digest"])
+
+
+def _request(case: Case, told: Mapping[str, str]) -> PullRequest:
+    return PullRequest(
+        source_address=told["address"],
+        source_incarnation="source",
+        ticket=bytes.fromhex(told["ticket"]),
+        first_missing_token=0,
+        num_tokens=case.num_blocks * BLOCK_SIZE,
+        prompt_digest=b"",
+        local_block_ids=tuple(range(case.num_blocks)),
+    )
+
+
+class Source:
+    """A process that says one JSON a line, and hears lines."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to, self._from = process.stdin, process.stdout
+
+    async def hear(self) -> dict[str, Any]:
+        """Raises NotJoinedError: it ended."""
+        line = await self._from.readline()
+        if not line:
+            raise NotJoinedError("the source ended at its start")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    async def say(self, word: str) -> None:
+        self._to.write(f"{word}\n".encode())
+        await self._to.drain()
+
+
+@asynccontextmanager
+async def process_of(
+    command: Sequence[str], patience_s: float = _PATIENCE_S
+) -> AsyncIterator[Source]:
+    """It ends with the context. Raises NotJoinedError: that takes too long."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(patience_s):
+            yield Source(process)
     except TimeoutError:
-        message = f"not done within {_PATIENCE_S:.0f} s"
-        return Measured(repr(case), "", message, 0.0, False)
+        raise NotJoinedError(f"not done within {patience_s:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
         await process.communicate()
 
 
-async def _pulled(case: Case, device: str, told: dict[str, str]) -> Measured:
-    """Prove the pair, pull twice, compare."""
-    cache = cache_of(case, case.reader, device)  # it has to live as long as its pool
+@asynccontextmanager
+async def reader_of(
+    transport: str, cache: KVCache, source: PeerKey
+) -> AsyncIterator[tuple[Reader, worker_pb2.Pair]]:
+    """With a proven pair. Raises NotJoinedError: there is none."""
     memory = pool_memory(cache)
-    key = PeerKey(told["address"], "source")
-    transfer = config(case.transport)
     async with open_reader(
-        transfer, memory=memory, num_blocks=memory.num_blocks, block_bytes=memory.block_bytes
+        config(transport),
+        memory=memory,
+        num_blocks=memory.num_blocks,
+        block_bytes=memory.block_bytes,
     ) as reader:
-        reader.pairs.set_peers("router", [key])
+        reader.pairs.set_peers("router", [source])
         pair = await _settled(reader)
         if pair.state != worker_pb2.PAIR_STATE_PROVEN:
-            return Measured(repr(case), "", pair.message, 0.0, False)
-        for _ in range(2):  # the first is not warm
-            request = PullRequest(
-                source_address=key.address,
-                source_incarnation=key.incarnation,
-                ticket=bytes.fromhex(told["ticket"]),
-                first_missing_token=0,
-                num_tokens=case.num_blocks * BLOCK_SIZE,
-                prompt_digest=b"",
-                local_block_ids=tuple(range(case.num_blocks)),
-            )
-            stats = (await reader.pairs.open_pull(request).run()).stats
-        content = reader.content(range(case.num_blocks))
-        is_equal = xxhash.xxh3_128_hexdigest(content) == told["digest"]
-        rate = stats.num_bytes / max(stats.read_s, 1e-9)
-        return Measured(repr(case), pair.way, pair.message, rate, is_equal)
+            raise NotJoinedError(pair.message)
+        yield reader, pair
 
 
 async def _settled(reader: Reader) -> worker_pb2.Pair:

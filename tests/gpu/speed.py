@@ -7,7 +7,7 @@ Weights are random and made on the device; contexts are made up. The least time 
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -95,7 +95,7 @@ def check(
 ) -> Iterator[Measured]:
     """One after the other. busy_watch: of the device alone, where it is asked ahead of time."""
     alone_s = 0.0
-    rig = _Rig(model, backend, dtype, "none")
+    rig = Rig(model, backend, dtype, "none")
     for case, wanted in model.wanted.items():
         step_s, device_s = rig.seconds(case, busy_watch)
         figure, least = _figure(case)
@@ -111,7 +111,7 @@ def check(
             alone_s = step_s
     if model.fp8:
         del rig  # both would not fit everywhere
-        step_s, device_s = _Rig(model, backend, dtype, "fp8").seconds(_ALONE, busy_watch)
+        step_s, device_s = Rig(model, backend, dtype, "fp8").seconds(_ALONE, busy_watch)
         value = alone_s / step_s
         holds = value >= _MIN_FP8_SPEEDUP
         told = f"{model.name}, {_ALONE}, fp8"
@@ -126,7 +126,7 @@ def _figure(case: Case) -> tuple[str, Callable[[Sequence[Operation], Ceilings], 
     return "share of the roofline", roofline.least_s
 
 
-class _Rig:
+class Rig:
     """A model on a pool that holds any of its cases; of its KV all is zero."""
 
     def __init__(
@@ -146,7 +146,7 @@ class _Rig:
         kv_bytes = cache.block_bytes // cache.block_size // config.num_layers
         return [
             operation
-            for plan in self._plans(case)
+            for plan in self.plans(case)
             for operation in roofline.operations(
                 config,
                 self._storage._replace(kv_bytes=kv_bytes),
@@ -158,12 +158,19 @@ class _Rig:
         self, case: Case, busy_watch: Stopwatch, num_steps: int = 30
     ) -> tuple[float, float]:
         """Of a step, or all of a prompt's, as it comes after others; and the device's share."""
-        plans = self._plans(case)
+        plans = self.plans(case)
         device_s = busy_watch(lambda: [self._runner.launch(plan) for plan in plans])
         self._runner.execute(plans[0])  # so nothing of it is in flight
+        ends = self.ends(plans * (num_steps if case.kind == "decode" else 3))
+        every = len(plans)
+        gaps = [b - a for a, b in zip(ends, ends[every:], strict=False)]
+        return statistics.median(gaps), device_s
+
+    def ends(self, plans: Iterable[StepPlan]) -> list[float]:
+        """When each was over, as many in flight as there may be; s, by the performance counter."""
         steps: deque[LaunchedStep] = deque()
         ends: list[float] = []
-        for plan in plans * (num_steps if case.kind == "decode" else 3):
+        for plan in plans:
             steps.append(self._runner.launch(plan))
             if len(steps) == self._runner.steps_in_flight:
                 steps.popleft().wait()
@@ -171,11 +178,9 @@ class _Rig:
         while steps:
             steps.popleft().wait()
             ends.append(time.perf_counter())
-        every = len(plans)
-        gaps = [b - a for a, b in zip(ends, ends[every:], strict=False)]
-        return statistics.median(gaps), device_s
+        return ends
 
-    def _plans(self, case: Case) -> list[StepPlan]:
+    def plans(self, case: Case) -> list[StepPlan]:
         blocks_each = -(-case.num_tokens // BLOCK_SIZE)
         order = torch.randperm(case.num_rows * blocks_each, generator=torch.Generator())
         tables = order.view(case.num_rows, blocks_each).tolist()

@@ -15,7 +15,7 @@ import torch
 
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.scheduling.step import SampledToken
-from tests.gpu import attention, digests, draws, golden, handoff, overlap, products
+from tests.gpu import attention, digests, draws, free_running, golden, handoff, overlap, products
 from tests.integration.transfer_rig import Reader
 from tests.unit.engine.backends.cuda.recorded_graphs import RecordedGraphs
 
@@ -98,6 +98,24 @@ def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(golden, "engine", wrong)
     assert not golden.check(TINY, INTERPRETED, (torch.float32,)).holds
+
+
+def test_free_running_is_checked() -> None:
+    (found,) = free_running.check(TINY, INTERPRETED, (torch.float32,), num_seqs=2, num_tokens=3)
+    assert (found.num_tokens, found.dtype, found.holds) == (6, "float32", True)
+    assert found.margin == 2 * golden.FLOAT32_ERROR
+
+
+@pytest.mark.parametrize(
+    ("below", "num_ties", "holds"), [(0.0, 0, True), (0.5, 1, True), (1.5, 1, False)]
+)
+def test_a_token_that_is_not_near_the_best_is_told(
+    below: float, num_ties: int, holds: bool
+) -> None:
+    truth = torch.tensor([[3.0, 0.0, 3.0 + below], [0.0, 5.0, 0.0]])
+    found = free_running.judged(TINY, torch.float32, [[7, 7, 0], [7, 7, 1]], truth, 1.0)
+    assert (found.num_ties, found.furthest, found.holds) == (num_ties, below, holds)
+    assert not free_running.judged(TINY, torch.float32, [[0], [0]], truth * math.nan, 1.0).holds
 
 
 def test_graphs_and_two_steps_in_flight_are_compared_with_neither() -> None:

@@ -69,7 +69,7 @@ def test_every_figure_is_measured(tiny: Model) -> None:
 
 def test_a_prompt_counts_whole_and_a_weight_once(tiny: Model) -> None:
     """What the device is measured by: the roofline of the steps that are run."""
-    rig = speed._Rig(tiny, BACKEND, torch.float32, "none")
+    rig = speed.Rig(tiny, BACKEND, torch.float32, "none")
     alone, batch, prompt = (rig.operations(case) for case in (ALONE, BATCH, PROMPT))
     weights = 2 * (32 * (2 + 2) * 16 + 32 * 32 + 3 * 32 * 64 + 64 * 32)
     assert sum(op.num_bytes for op in alone if op.is_linear) == weights

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from diptych.engine.scheduling.step import check_step_limits
-from diptych.formats import DeviceName, DtypeName, KVDtypeName, Quantization
+from diptych.formats import AttentionName, DeviceName, DtypeName, KVDtypeName, Quantization
 from diptych.process import ProcessConfig
 
 
@@ -23,6 +23,11 @@ class WorkerConfig(ProcessConfig):
         "cpu",
         description="Where the model runs: cpu, cuda (an NVIDIA GPU; needs the extra cuda), or "
         "auto: cuda if it can be used here, else cpu.",
+    )
+    attention: AttentionName = Field(
+        "triton",
+        description="Whose kernels attend for prompts on a GPU: triton, ours; or flashinfer (needs "
+        "the extra flashinfer and CUDA's compiler, dtype bfloat16, heads of 64, 128 or 256).",
     )
     dtype: DtypeName = Field(
         "auto",

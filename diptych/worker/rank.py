@@ -41,7 +41,10 @@ class RankParts(NamedTuple):
     def of(cls, setup: RankSetup) -> "RankParts":
         """Raises ConfigurationError."""
         config = ModelConfig.from_folder(setup.folder)
-        own, backend = setup.share.of(config), make_backend(setup.device, setup.share)
+        own, backend = (
+            setup.share.of(config),
+            make_backend(setup.device, setup.share, setup.attention),
+        )
         if setup.num_blocks is None:
             return cls(config, own, backend, None)
         cache = KVCache(own, setup.num_blocks, setup.block_size, setup.kv_dtype, backend.kv_memory)

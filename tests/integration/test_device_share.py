@@ -95,7 +95,7 @@ def load(backend: CountedBackend, folder: Path, **settings: object) -> LoadedMod
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_backend", lambda device, share: backend)
+        patch.setattr(loading, "make_backend", lambda device, share, attention: backend)
         return loading.load_model(config, "full", NUM_SCRATCH, silent, threading.Event())
 
 

@@ -3,6 +3,7 @@
 import importlib
 import logging
 from collections.abc import Callable, Mapping
+from types import ModuleType
 
 import torch
 
@@ -10,14 +11,16 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.backends.cpu.backend import CpuBackend
 from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.errors import ConfigurationError
-from diptych.formats import DeviceName
+from diptych.formats import AttentionName, DeviceName
 
 logger = logging.getLogger(__name__)
 
 _MIN_CAPABILITY = (8, 0)  # the first with bfloat16 products, and what kernels are compiled for
 
 
-def make_backend(device: DeviceName, share: RankShare = WHOLE) -> Backend:
+def make_backend(
+    device: DeviceName, share: RankShare = WHOLE, attention: AttentionName = "triton"
+) -> Backend:
     """The backend of a device; the settings refuse any other name.
 
     share: of several ranks each has a GPU of its own, in their order.
@@ -25,22 +28,24 @@ def make_backend(device: DeviceName, share: RankShare = WHOLE) -> Backend:
     Raises:
         ConfigurationError: this machine or installation lacks what the device needs.
     """
-    return BACKENDS[device](share)
+    return BACKENDS[device](share, attention)
 
 
-def _auto(share: RankShare) -> Backend:
+def _auto(share: RankShare, attention: AttentionName) -> Backend:
     missing = _missing_for_cuda()
     reason = "a GPU and triton are there" if missing is None else missing
     name: DeviceName = "cuda" if missing is None else "cpu"
     logger.info("device chosen", extra={"device": name, "reason": reason})
-    return BACKENDS[name](share)
+    return BACKENDS[name](share, attention)
 
 
-def _cpu(share: RankShare) -> Backend:
+def _cpu(share: RankShare, attention: AttentionName) -> Backend:
+    if attention != "triton":
+        raise ConfigurationError(f"attention {attention} needs device cuda (got cpu)")
     return CpuBackend()
 
 
-def _cuda(share: RankShare) -> Backend:
+def _cuda(share: RankShare, attention: AttentionName) -> Backend:
     missing = _missing_for_cuda()
     if missing is not None:
         raise ConfigurationError(f"device cuda: {missing}; or set device to cpu")
@@ -57,7 +62,18 @@ def _cuda(share: RankShare) -> Backend:
     from diptych.engine.backends.cuda.backend import CudaBackend
     from diptych.engine.backends.cuda.graphs import CudaGraphs
 
-    return CudaBackend(torch.device("cuda", first + share.rank), CudaGraphs())
+    flashinfer = _flashinfer() if attention == "flashinfer" else None
+    device = torch.device("cuda", first + share.rank)
+    return CudaBackend(device, CudaGraphs(), flashinfer=flashinfer)
+
+
+def _flashinfer() -> ModuleType:
+    try:
+        return importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"attention flashinfer cannot be imported ({error}): install diptych[flashinfer]"
+        ) from None
 
 
 def _missing_for_cuda() -> str | None:
@@ -76,7 +92,7 @@ def _missing_for_cuda() -> str | None:
     return None
 
 
-BACKENDS: Mapping[DeviceName, Callable[[RankShare], Backend]] = {
+BACKENDS: Mapping[DeviceName, Callable[[RankShare, AttentionName], Backend]] = {
     "auto": _auto,
     "cpu": _cpu,
     "cuda": _cuda,

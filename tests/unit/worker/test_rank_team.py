@@ -26,6 +26,7 @@ SETUP = RankSetup(
     kv_dtype=torch.float32,
     block_size=16,
     device="cpu",
+    attention="triton",
     num_blocks=4,
     num_threads=1,
     service="test",

@@ -14,11 +14,11 @@ from diptych.engine.kv import device_handle
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.rank_share import WHOLE, RankShare
+from diptych.engine.model.rank_share import RankShare
 from diptych.engine.parallel import leader
 from diptych.engine.runner import Runner
 from diptych.errors import ConfigurationError
-from diptych.formats import DeviceName
+from diptych.formats import AttentionName, DeviceName
 from diptych.progress import silent
 from diptych.worker import loading, rank
 from diptych.worker.loading import LoadedModel
@@ -92,7 +92,7 @@ class Rig:
             handed.append(memory)
             return bytes([len(handed) - 1])
 
-        def made(device: DeviceName, share: RankShare = WHOLE) -> DeviceBackend:
+        def made(device: DeviceName, share: RankShare, attention: AttentionName) -> DeviceBackend:
             self.shares.append(share)
             return self._backend
 

@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from diptych.engine.backends.cuda.flashinfer_prompts import FlashInferPrompts, PlannedPrompts
 from diptych.engine.backends.cuda.kernels import decode, heads, prefill
 from diptych.engine.backends.cuda.query_tiles import QueryTiles
 from diptych.engine.device_copies import Send
@@ -34,13 +35,25 @@ class PagedAttention:
         kv_cache: KVCache,
         num_processors: int,
         send: Send = torch.from_numpy,
+        prompts: FlashInferPrompts | None = None,
     ) -> None:
-        """num_processors: the device's, that a decode step is to keep busy."""
+        """num_processors: the device's, that a decode step is to keep busy.
+
+        prompts: attends for their chunks, instead of a kernel of ours.
+        """
+        self._prompts = prompts
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
         self._send = send
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
-        return _PagedStep(self._config, self._kv_cache, inputs, self._num_processors, self._send)
+        prefills: _Prefills | PlannedPrompts | None = None
+        if inputs.prefills and self._prompts is not None:
+            prefills = self._prompts.begin_step(inputs)
+        elif inputs.prefills:
+            prefills = _Prefills(self._config, self._kv_cache, inputs, self._send)
+        return _PagedStep(
+            self._config, self._kv_cache, inputs, prefills, self._num_processors, self._send
+        )
 
 
 class _Layer(NamedTuple):
@@ -68,19 +81,17 @@ class _PagedStep:
         config: ModelConfig,
         kv_cache: KVCache,
         inputs: StepInputs,
+        prefills: "_Prefills | PlannedPrompts | None",
         num_processors: int,
         send: Send,
     ) -> None:
-        self._config, self._kv_cache = config, kv_cache
+        self._config, self._kv_cache, self._prefills = config, kv_cache, prefills
         self._slots = inputs.slots
         self._decodes = None
         if inputs.decodes is not None:
             self._decodes = _Decodes(
                 config, kv_cache.block_size, inputs.decodes, num_processors, send
             )
-        self._prefills = None
-        if inputs.prefills:
-            self._prefills = _Prefills(config, kv_cache, inputs, send)
 
     def __call__(
         self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
@@ -104,7 +115,9 @@ class _PagedStep:
         window = config.layers[layer].sliding_window or 0
         if self._decodes is not None:
             self._decodes.attend(place, window, q, out)
-        if self._prefills is not None:
+        if isinstance(self._prefills, PlannedPrompts):
+            self._prefills.attend(place.blocks, window, q, out, rows)
+        elif self._prefills is not None:
             self._prefills.attend(place, window, q, out, rows)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
+from diptych.engine.backends.cuda.flashinfer_prompts import FlashInferPrompts
 from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
 from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
@@ -48,13 +49,16 @@ class CudaBackend:
         device: torch.device,
         graphs: GraphDevice | None = None,
         copies: PinnedCopies | None = None,
+        flashinfer: Any = None,
     ) -> None:
-        """graphs: of that device; without them all is launched operation by operation.
+        """flashinfer: the module, if it is to attend for prompts.
+
+        graphs: of that device; without them all is launched operation by operation.
 
         copies: to that device; without them a GPU has its own, and a host needs none.
         """
         self._torch = TorchBackend(device)
-        self._graphs = graphs
+        self._graphs, self._flashinfer = graphs, flashinfer
         if copies is None and device.type == "cuda":
             copies = PinnedCopies(TorchCopyMemory(device, self.mark), self.steps_in_flight)
         self._copies = copies
@@ -106,7 +110,12 @@ class CudaBackend:
         return CudaKVMemory(num_bytes, of_rank(self.device, rank))
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
-        return PagedAttention(config, kv_cache, self._num_processors(), self._send)
+        prompts = None
+        if self._flashinfer is not None:
+            prompts = FlashInferPrompts(
+                self._flashinfer, config, kv_cache, dtype, self.steps_in_flight
+            )
+        return PagedAttention(config, kv_cache, self._num_processors(), self._send, prompts)
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         attention = self.attention(model.config, kv_cache, model.dtype)

@@ -74,6 +74,11 @@ def test_ranks_need_a_gpu_each(name: DeviceName, monkeypatch: pytest.MonkeyPatch
         make_backend(name, RankShare(0, 4))
 
 
+def test_flashinfer_needs_a_gpu() -> None:
+    with pytest.raises(ConfigurationError, match=r"^attention flashinfer needs device cuda"):
+        make_backend("cpu", attention="flashinfer")
+
+
 def test_each_name_that_the_settings_know_is_made() -> None:
     assert set(get_args(DeviceName)) == BACKENDS.keys()
     assert set(get_args(KVDtypeName)) == KV_DTYPES.keys()

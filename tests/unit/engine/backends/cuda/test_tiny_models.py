@@ -3,6 +3,7 @@
 from tests.triton_interpreter import INTERPRETED
 
 # isort: split
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -190,6 +191,16 @@ def test_chosen_where_all_is_there(name: DeviceName, monkeypatch: pytest.MonkeyP
     backend = make_backend(name)
     assert isinstance(backend, type(INTERPRETED))
     assert backend.device == torch.device("cuda", 1)
+
+
+def test_flashinfer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(ConfigurationError, match=r"^attention flashinfer .*diptych\[flashinfer\]"):
+        make_backend("cuda", attention="flashinfer")
 
 
 def test_each_rank_is_on_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diptych.block_needs import BlockNeeds
+from diptych.engine.backends.cpu.workspace import StepMemory
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout
@@ -129,6 +130,30 @@ def test_only_the_rows_that_are_wanted(case: Case, rows: list[int], compiled: bo
     wanted = np.array(rows, np.int64)
     some = model.forward(inputs, attention, wanted)
     torch.testing.assert_close(some, every[wanted])
+
+
+@torch.inference_mode()
+def test_steps_have_the_same_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's buffers are those of the step before, and none of what it returned."""
+    taken: list[tuple[str, int]] = []
+    take = StepMemory.take
+
+    def noted(memory: StepMemory, name: str, num_rows: int, size: int) -> torch.Tensor:
+        buffer = take(memory, name, num_rows, size)
+        taken.append((name, buffer.data_ptr()))
+        return buffer
+
+    monkeypatch.setattr(StepMemory, "take", noted)
+    caches = [KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE) for _ in range(2)]
+    forward = CPU.forward_pass(case.model, caches[0])
+    ids, table, rows = tokens_of(7, 60), scattered_table(1, 60), np.arange(20)
+    plans = plan_of(chunk(ids, 0, 40, table)), plan_of(chunk(ids, 40, 60, table))
+    first, second = (forward(build_inputs(plan, BLOCK_SIZE), rows) for plan in plans)
+    assert len(taken) == 2 * len(set(taken)) > 0
+    attention = CPU.attention(case.config, caches[1], torch.float32)
+    for plan, hidden in zip(plans, (first, second), strict=True):
+        inputs = build_inputs(plan, BLOCK_SIZE)
+        assert torch.equal(hidden, case.model.forward(inputs, attention, rows))
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 50, (7, 1, 13, 29), (8, 8, 34), (33, 17), (49, 1)])

@@ -5,6 +5,8 @@ the weights, which never change; all state (the KV cache) is behind the attentio
 step it is given. Called on the model thread only.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ from diptych.engine.model.parts import Attention, LayerOps, Rotation, Rows
 from diptych.engine.model.ranks import look_up
 from diptych.engine.model.rope import rope_frequencies
 from diptych.engine.model.weights import DecoderWeights
+
+Take = Callable[[str, int, int], Tensor]  # memory by name, rows and size of a row: [rows, size]
 
 
 class Decoder:
@@ -42,14 +46,26 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self.weights.dtype
 
-    def forward(self, inputs: StepInputs, attention: Attention, rows: Rows | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: StepInputs,
+        attention: Attention,
+        rows: Rows | None = None,
+        take: Take | None = None,
+    ) -> Tensor:
         """Run every layer, one operation after another.
 
+        take: memory by name, rows and size of a row; None: new memory.
         Returns hidden states before the last norm, [N, hidden_size]; rows: [R], the only
-        ones that are wanted: [R, hidden_size].
+        ones that are wanted: [R, hidden_size], new memory.
         """
         x = self.embed(inputs.token_ids)
-        buffers = LayerBuffers.of(self.config, lambda _, size: x.new_empty(len(x), size))
+        num_rows = len(x)
+        if take is None:
+            buffers = LayerBuffers.of(self.config, lambda _, size: x.new_empty(num_rows, size))
+        else:
+            buffers = LayerBuffers.of(self.config, lambda name, size: take(name, num_rows, size))
+            x = take("x", *x.shape).copy_(x)
         rotations = self.rotations(inputs.positions)
         step = attention.begin_step(inputs)
         layers = self.weights.layers
@@ -86,9 +102,9 @@ class Decoder:
 class EagerPass:
     """Runs a model's operations one after another. Implements ``ForwardPass``."""
 
-    def __init__(self, model: Decoder, attention: Attention) -> None:
-        """attention: on the cache that is written."""
-        self._model, self._attention = model, attention
+    def __init__(self, model: Decoder, attention: Attention, take: Take | None = None) -> None:
+        """attention: on the cache that is written; take: memory that lasts for a step."""
+        self._model, self._attention, self._take = model, attention, take
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
-        return self._model.forward(inputs, self._attention, rows)
+        return self._model.forward(inputs, self._attention, rows, self._take)

@@ -18,8 +18,9 @@ from tests.integration.linear.checks import (
 pytestmark = pytest.mark.skipif(not wide_matmul.SUPPORTED, reason="needs AVX-512, or AVX2 and FMA")
 
 # columns, inner: one panel; the last panel does some columns again; more inner than a span;
-# more panels than a thread keeps at once; panels that are kept in parts
-SHAPES = [(32, 16), (70, 64), (131, 576), (960, 160), (2100, 272), (70, 1408)]
+# more panels than a thread keeps at once; panels that are kept in parts; and rows of x that would
+# push each other out of the cache
+SHAPES = [(32, 16), (70, 64), (131, 576), (960, 160), (2100, 272), (70, 1408), (70, 1024)]
 
 
 @pytest.fixture
@@ -37,9 +38,10 @@ def test_a_few_rows_take_the_same_memory_too() -> None:
     assert made(random(1, 64), out) is out
 
 
-def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
-    made = WideLinear(random(131, 576), random(131))
-    x = mixed_rows(300, 576)
+@pytest.mark.parametrize("in_features", [576, 1024])
+def test_rows_do_not_depend_on_their_neighbours(in_features: int, num_threads: int) -> None:
+    made = WideLinear(random(131, in_features), random(131))
+    x = mixed_rows(300, in_features)
     whole = made(x)
     assert torch.equal(whole[3], random(131))
     for num_rows in range(wide_matmul.MIN_ROWS, 130):

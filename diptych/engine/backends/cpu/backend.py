@@ -10,6 +10,7 @@ from diptych.engine.backends.base import ForwardPass, Mark
 from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import make_linear, takes_compact
+from diptych.engine.backends.cpu.workspace import StepMemory
 from diptych.engine.backends.torch.backend import TorchBackend, check_quantization
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.device_copies import Send
@@ -78,7 +79,8 @@ class CpuBackend:
         return CompiledAttention(config, kv_cache, dtype)
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
-        each = EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+        attention = self.attention(model.config, kv_cache, model.dtype)
+        each = EagerPass(model, attention, StepMemory(model.dtype).take)
         if not has_compiler():
             return each
         from diptych.engine.backends.cpu.decode_program import DecodePrograms

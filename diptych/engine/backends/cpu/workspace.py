@@ -1,7 +1,9 @@
-"""Memory that the operations of a program share, one after another."""
+"""Memory that the operations of a step or a program share, one after another."""
 
 import torch
 from torch import Tensor
+
+from diptych.engine.backends.cpu.huge_pages import HugePages
 
 
 class Workspace:
@@ -19,3 +21,22 @@ class Workspace:
         if key not in self._buffers:
             self._buffers[key] = torch.empty(self._max_rows, size, dtype=dtype)
         return self._buffers[key][:num_rows]
+
+
+class StepMemory:
+    """Buffers by name for one step after another, as large as the largest needed, on huge pages.
+
+    New memory for each step would be of small pages, and every one of them a fault.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._pages = dtype, HugePages()
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, num_rows: int, size: int) -> Tensor:
+        """[num_rows, size], contiguous, of any content; until it is taken again."""
+        num_bytes = num_rows * size * self._dtype.itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < num_bytes:
+            buffer = self._buffers[name] = self._pages.empty(num_bytes)
+        return buffer[:num_bytes].view(self._dtype).view(num_rows, size)

@@ -4,9 +4,10 @@ What bounds a product of many rows is arithmetic. torch's own reads a plain weig
 against the grain and reaches two thirds of what the processor can; oneDNN's packed
 one is fast, but keeps a second copy of the weight. Here each thread packs as many
 panels of the weight as stay in its cache, transposed, into memory of its own, and
-multiplies them with one block of x after another, also packed, once per product
-(Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). Of a
-compact weight the rows that are packed next are widened first.
+multiplies them with one block of rows of x after another (Goto and van de Geijn,
+"Anatomy of high-performance matrix multiplication", 2008). x is read as it lies: a number of
+it is wanted in all lanes, so that it need not lie beside others. Of a compact weight the rows
+that are packed next are widened first.
 A block of rows times a panel of two vectors is kept in registers.
 
 Each number of y is summed in one order, whatever the other rows
@@ -15,8 +16,7 @@ are, how many they are, and how many threads there are. Needs AVX-512, or AVX2 w
 
 from typing import Any
 
-import numpy as np
-from numba import carray, njit  # type: ignore[attr-defined]
+from numba import njit
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.compact_rows import (
@@ -30,7 +30,6 @@ from diptych.engine.backends.cpu.kernels.loop import (
     NUM_ITEMS,
     Call,
     Loop,
-    floats_at,
     next_item,
     words_at,
 )
@@ -38,7 +37,6 @@ from diptych.engine.backends.cpu.kernels.processor import HAS_FMA, LANES
 from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch
 from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT,
-    I64,
     ZERO,
     VectorFunction,
     written,
@@ -55,14 +53,17 @@ _FEWEST = _BLOCK - 2  # rows of a block; all blocks of a product are about alike
 # From here on, as many blocks as are needed have so many rows at the least.
 MIN_ROWS = (_FEWEST // 2) * _BLOCK + 1
 _UNROLLED = 4  # of the inner dimension
+_LINE = 16  # numbers
+_WAY_BYTES = 1 << 12  # of the nearest cache: what lies so far apart shares a place
 _SPAN = 128  # of the inner dimension: what is summed in registers
 _PART = 5 * _SPAN  # of the inner dimension, about: what of a panel is in cache at a time
+_TAKEN_BYTES = _BLOCK * _SPAN * 4  # of a block of x: a span of each row, one behind the other
 _SUMS_BYTES = _BLOCK * _PANEL_VECTORS * _VECTOR_BYTES
 _CACHED_BYTES = 1 << 19  # of packed panels, half of the second level of cache
 
 
 class WideScratch(Scratch):
-    """See :class:`Scratch`: x packed, and each thread's panels, packed."""
+    """See :class:`Scratch`: each thread's panels, packed; x is read where it is."""
 
     def calls(
         self,
@@ -89,10 +90,9 @@ class WideScratch(Scratch):
         widened = widened_bytes(weight, LANES)
         per_group = -(-num_panels // num_groups)
         sums_bytes = per_group * _SUMS_BYTES * (num_blocks if num_parts > 1 else 1)
-        thread_bytes = sums_bytes + widened + per_group * panel_bytes
-        self.make_room(num_blocks * inner * _VECTOR_BYTES, thread_bytes)
+        thread_bytes = sums_bytes + _TAKEN_BYTES + widened + per_group * panel_bytes
+        self.make_room(0, thread_bytes)
         return [
-            _pack_x.call(num_blocks, x, rows, inner, self.x),
             _multiply.call(
                 num_groups,
                 *row_words(weight),
@@ -105,7 +105,7 @@ class WideScratch(Scratch):
                 apart,
                 _ENDS.index(activation),
                 inner,
-                self.x,
+                x,
                 self.panels,
                 thread_bytes,
                 self.num_threads,
@@ -126,15 +126,13 @@ def is_taken(columns: int, inner: int) -> bool:
 
 
 def _write_pack(module: Any) -> Any:
-    """(first of LANES rows, the last that there is, bytes of one, steps, where to, bytes apart).
+    """(first of LANES rows, bytes of one, steps, where to, bytes apart).
 
     Transposed: a vector for each number of the inner dimension, its lanes being rows.
     """
-    f = VectorFunction(module, "pack", 6)
-    first, last, row_bytes, num_steps, target, apart = f.arguments
-    numbers = [I64(r) for r in range(LANES)]
-    kept = [f.b.select(f.b.icmp_signed("<", n, last), n, last) for n in numbers]
-    rows = [f.at(first, (number, row_bytes)) for number in kept]
+    f = VectorFunction(module, "pack", 5)
+    first, row_bytes, num_steps, target, apart = f.arguments
+    rows = [f.at(first, (row_bytes, number)) for number in range(LANES)]
 
     def step(index: Any) -> None:
         loaded = [f.load(f.at(row, (index, 4))) for row in rows]
@@ -146,34 +144,57 @@ def _write_pack(module: Any) -> Any:
     return f.end()
 
 
-def _write_multiply(module: Any, rows: int) -> Any:
-    """(packed x, panel, steps, sums, ahead): rows of a panel, added to what sums hold.
+def _write_take(module: Any, rows: int) -> Any:
+    """(first of the rows of x, bytes of one, steps, where to): a span of each.
 
-    Sums are in memory so that they are short ones of short ones, which lose less. ``ahead``: as
-    much memory as these steps of x are, which is brought near meanwhile.
+    Where they lie in x they would push each other out of the nearest cache.
     """
-    f = VectorFunction(module, f"multiply_{rows}", 5)
-    x, panel, num_steps, sums, ahead = f.arguments
+    f = VectorFunction(module, f"take_{rows}", 4)
+    x, row_bytes, num_steps, target = f.arguments
+
+    def step(index: Any) -> None:
+        for row in range(rows):
+            value = f.load(f.at(x, (row_bytes, row), (index, 4)))
+            f.store(value, f.at(target, row * _SPAN * 4, (index, 4)))
+
+    f.loop(num_steps, LANES, step)
+    return f.end()
+
+
+def _write_approach(module: Any) -> Any:
+    """(place in a row of x, steps): that so much of it will be taken soon."""
+    f = VectorFunction(module, "approach", 2)
+    x, num_steps = f.arguments
+    f.loop(num_steps, _LINE, lambda index: f.fetch(f.at(x, (index, 4)), 1))
+    return f.end()
+
+
+def _write_multiply(module: Any, rows: int, more: bool) -> Any:
+    """(first of the rows of x, bytes of one, panel, steps, sums): products, or more for the sums.
+
+    Sums are in memory so that they are short ones of short ones, which lose less.
+    """
+    f = VectorFunction(module, f"multiply_{rows}_{int(more)}", 5)
+    x, row_bytes, panel, num_steps, sums = f.arguments
     places = _places(rows)
+    x_rows = [f.at(x, (row_bytes, row)) for row in range(rows)]
 
     def step(index: Any, *totals: Any) -> list[Any]:
-        at_x, at_ahead = (f.at(memory, (index, _VECTOR_BYTES)) for memory in (x, ahead))
         at_panel = f.at(panel, (index, PANEL * 4))
         added = list(totals)
-        f.fetch(at_ahead, _UNROLLED * _VECTOR_BYTES)
         for number in range(_UNROLLED):
             here = f.at(at_panel, number * PANEL * 4)
             weights = [f.load(f.at(here, v * _VECTOR_BYTES)) for v in range(_PANEL_VECTORS)]
             for place, (r, v) in enumerate(places):
                 if v == 0:
-                    element = f.splat(f.load(f.at(at_x, number * _VECTOR_BYTES + r * 4), FLOAT))
+                    element = f.splat(f.load(f.at(x_rows[r], (index, 4), number * 4), FLOAT))
                 added[place] = f.fused(element, weights[v], added[place])
         return added
 
     totals = f.loop(num_steps, _UNROLLED, step, *[ZERO] * len(places))
     for place, total in enumerate(totals):
         memory = f.at(sums, place * _VECTOR_BYTES)
-        f.store(f.b.fadd(f.load(memory), total), memory)
+        f.store(f.b.fadd(f.load(memory), total) if more else total, memory)
     return f.end()
 
 
@@ -189,7 +210,7 @@ def _write_expect(module: Any, rows: int) -> Any:
 def _write_finish(module: Any, rows: int, activation: Activation | None) -> Any:
     """(sums, bias, bytes to the second vector's, where to, bytes of a row of y).
 
-    The sums and the bias, or gates (the first vector) and what they are for; then zeros for sums.
+    The sums and the bias, or gates (the first vector) and what they are for.
     """
     name = "plain" if activation is None else activation.value
     f = VectorFunction(module, f"finish_{name}_{rows}", 5)
@@ -205,8 +226,6 @@ def _write_finish(module: Any, rows: int, activation: Activation | None) -> Any:
         results = both if activation is None else [_gated(f, activation, *both)]
         for v, result in enumerate(results):
             f.store(result, f.at(place, v * _VECTOR_BYTES))
-        for v in range(_PANEL_VECTORS):
-            f.store(ZERO, f.at(memory, v * _VECTOR_BYTES))
     return f.end()
 
 
@@ -232,24 +251,13 @@ _ENDS = (None, *Activation)
 _NUM_HEIGHTS = 3
 _HEIGHTS = [(_FEWEST + i,) for i in range(_NUM_HEIGHTS)]
 _pack: Any = written(_write_pack)
-_multiply_rows: Any = written(_write_multiply, *_HEIGHTS)
+_take_rows: Any = written(_write_take, *_HEIGHTS)
+_approach: Any = written(_write_approach)
+_multiply_rows: Any = written(
+    _write_multiply, *[(*height, m) for m in (False, True) for height in _HEIGHTS]
+)
 _expect_rows: Any = written(_write_expect, *_HEIGHTS)
 _finish_rows: Any = written(_write_finish, *[(*height, e) for e in _ENDS for height in _HEIGHTS])
-
-_X, _X_ROWS, _X_INNER, _X_PACKED = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 4)
-
-
-def _pack_blocks(task: Any) -> None:
-    """Blocks of x, as long as there are any."""
-    rows, inner = task[_X_ROWS], task[_X_INNER]
-    item = next_item(task)
-    while item < task[NUM_ITEMS]:
-        first = item * rows // task[NUM_ITEMS]
-        target = task[_X_PACKED] + item * inner * _VECTOR_BYTES
-        x = task[_X] + first * inner * 4
-        _pack(x, rows - 1 - first, inner * 4, inner, target, _VECTOR_BYTES)
-        item = next_item(task)
-
 
 (
     _WEIGHT,
@@ -265,7 +273,7 @@ def _pack_blocks(task: Any) -> None:
     _APART,
     _END,
     _INNER,
-    _PACKED,
+    _X,
     _PANELS,
     _THREAD_BYTES,
     _NUM_THREADS,
@@ -283,10 +291,8 @@ def _products(task: Any) -> None:
     # Numbers that follow each other: different ones for all threads of one call.
     number = next_item(words_at(task[_NUM_TAKEN])) % task[_NUM_THREADS]
     sums = task[_PANELS] + number * task[_THREAD_BYTES]
-    widened = sums + task[_ALL_SUMS_BYTES]
+    widened = sums + task[_ALL_SUMS_BYTES] + _TAKEN_BYTES
     panels = widened + task[_WIDENED_BYTES]
-    zeros = carray(floats_at(sums), ((widened - sums) // 4,))
-    zeros[:] = np.float32(0.0)
     item = next_item(task)
     while item < task[NUM_ITEMS]:
         first = item * num_panels // task[NUM_ITEMS]
@@ -320,7 +326,7 @@ def _pack_panel(task: Any, panel: int, begin: int, widened: int, target: int) ->
             _widen_rows(task, rows, begin, length, widened)
             rows, row_bytes = widened, length * 4
         place = target + half * _VECTOR_BYTES
-        _pack(rows, LANES - 1, row_bytes, length, place, _PANEL_VECTORS * _VECTOR_BYTES)
+        _pack(rows, row_bytes, length, place, _PANEL_VECTORS * _VECTOR_BYTES)
 
 
 @njit(error_model="numpy")
@@ -345,32 +351,34 @@ def _multiply_block(
     """A part of one block of x with the same of a group of panels, from ``first`` to ``end``."""
     inner, columns, part = task[_INNER], task[_COLUMNS], task[_PART_LENGTH]
     row = block * task[_ROWS] // num_blocks
-    height = (block + 1) * task[_ROWS] // num_blocks - row - _FEWEST
-    block_bytes, y = inner * _VECTOR_BYTES, task[_Y] + row * columns * 4
-    x = task[_PACKED] + block * block_bytes
-    following = block_bytes if block + 1 < num_blocks else 0
+    num_rows = (block + 1) * task[_ROWS] // num_blocks - row
+    height, row_bytes = num_rows - _FEWEST, inner * 4
+    x, y = task[_X] + row * row_bytes, task[_Y] + row * columns * 4
+    taken = sums + task[_ALL_SUMS_BYTES]
     if part < inner:
         sums += block * (end - first) * _SUMS_BYTES
     stop = min(begin + part, inner)
     for at in range(begin, stop, _SPAN):
-        steps, at_x = min(_SPAN, stop - at), x + at * _VECTOR_BYTES
-        ahead = at_x + following  # once is enough
+        steps, at_x = min(_SPAN, stop - at), x + at * 4
+        near, near_bytes = at_x, row_bytes
+        if row_bytes % _WAY_BYTES == 0:
+            near, near_bytes = taken, _SPAN * 4
+            _take_rows(height, at_x, row_bytes, steps, taken)
+        following = at_x + _SPAN * 4 if at + _SPAN < stop else x + num_rows * row_bytes + begin * 4
         for panel in range(first, end):
             packed = panels + ((panel - first) * part + at - begin) * PANEL * 4
-            if at + _SPAN >= inner:
-                _expect_rows(height, y + _column(task, panel) * 4, columns * 4)
-            place = sums + (panel - first) * _SUMS_BYTES
-            _multiply_rows(height, at_x, packed, steps, place, ahead)
-            ahead = at_x
-    if stop < inner:
-        return
-    for panel in range(first, end):
-        column = _column(task, panel)
-        place, bias = sums + (panel - first) * _SUMS_BYTES, task[_BIAS] + column * 4
-        variant = task[_END] * _NUM_HEIGHTS + height
-        _finish_rows(variant, place, bias, task[_APART] * 4, y + column * 4, columns * 4)
+            for number in range(panel - first, num_rows, end - first):
+                _approach(following + number * row_bytes, min(_SPAN, inner))
+            column, place = _column(task, panel), sums + (panel - first) * _SUMS_BYTES
+            if at + steps == inner:
+                _expect_rows(height, y + column * 4, columns * 4)
+            more = min(at, 1) * _NUM_HEIGHTS
+            _multiply_rows(more + height, near, near_bytes, packed, steps, place)
+            if at + steps == inner:
+                end_of = task[_END] * _NUM_HEIGHTS
+                bias, apart = task[_BIAS] + column * 4, task[_APART] * 4
+                _finish_rows(end_of + height, place, bias, apart, y + column * 4, columns * 4)
 
 
 # Sums may not be reordered.
-_pack_x = Loop(_pack_blocks, {"error_model": "numpy"})
 _multiply = Loop(_products, {"error_model": "numpy"})

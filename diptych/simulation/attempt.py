@@ -39,6 +39,7 @@ class Request(NamedTuple):
     may_refuse: bool = False  # rather than serve it when its objectives look lost
     request_class: RequestClass = RequestClass.STANDARD
     tenant: str = ""
+    yields: bool = False  # leaves workers' room to others, as it was placed
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""
@@ -50,7 +51,7 @@ class Request(NamedTuple):
             prefill_only=prefill_only,
             to_pull=to_pull,
             block_keys=list(self.block_keys),
-            yields=self.request_class is RequestClass.BATCH,
+            yields=self.yields,
         )
 
 

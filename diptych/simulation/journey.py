@@ -16,7 +16,7 @@ from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
-from router.placement.spare import BATCH_YIELDS_S, seen_by
+from router.placement.spare import BATCH_YIELDS_S, gives_way, seen_by
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.request import worker_errors
 from router.request.placing import ASK_AGAIN_S
@@ -143,7 +143,11 @@ class Journey:
         query = self._query()
         placement = self._router.policy.place(query, seen_by(query, snapshot))
         placement = ordered(placement, snapshot)
-        self._was_placed |= placement is not None
+        if placement is not None and not self._was_placed:
+            others_wait = self._router.room.has_others_than(self.request.request_class)
+            yields = gives_way(query, others_wait=others_wait)
+            self.request = self.request._replace(yields=yields)
+            self._was_placed = True
         return placement
 
     def _query(self) -> Query:

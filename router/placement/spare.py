@@ -4,7 +4,7 @@ Whoever comes next should find workers as they would be without it: no prompts b
 and a place to decode. So a prompt of a batch goes where hardly anything waits to be computed, one
 by one, and where half of the workers are left beside it; and a part of the sequences and blocks of
 each decode worker is left free. A batch that has waited for long takes what there is, but nobody
-leaves for it.
+leaves for it; what it takes in its turn, before others that wait, it keeps.
 """
 
 from collections.abc import Iterable
@@ -26,6 +26,11 @@ def seen_by(query: Query, snapshot: Snapshot) -> Snapshot:
     if not query.is_batch or not any(view.num_giving_way for view in snapshot.decode):
         return snapshot
     return replace(snapshot, decode=tuple(map(_keeping_all, snapshot.decode)))
+
+
+def gives_way(query: Query, *, others_wait: bool) -> bool:
+    """Whether it leaves again for others, if it is placed now: but for what its share is."""
+    return query.is_batch and (query.yields or not others_wait)
 
 
 def spare(query: Query, snapshot: Snapshot) -> Snapshot:

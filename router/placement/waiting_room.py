@@ -130,6 +130,10 @@ class WaitingRoom:
         )
         return returned + self._fresh.num_waiting(request_class)
 
+    def has_others_than(self, request_class: RequestClass) -> bool:
+        """Whether one of another class waits."""
+        return any(self.num_waiting_of(each) for each in RequestClass if each is not request_class)
+
     @property
     def num_placed(self) -> int:
         return len(self._placed)

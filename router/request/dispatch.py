@@ -19,7 +19,7 @@ from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
-from router.placement.spare import seen_by
+from router.placement.spare import gives_way, seen_by
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -113,6 +113,7 @@ class Dispatch:
         self.is_held = False  # not for want of room: some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
         self._in_order: Paired | None = None  # placed newly, not all of which was asked for
+        self._yields: bool | None = None  # its sequences, to those of others; None: never placed
 
     @property
     def awaits_tokens(self) -> bool:
@@ -128,6 +129,9 @@ class Dispatch:
         self.is_held = placement is None and policy.has_declined
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
+        elif self._yields is None:
+            others_wait = self._services.room.has_others_than(self._request.claim.request_class)
+            self._yields = gives_way(query, others_wait=others_wait)
         if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):
             return placement
         if placement is not None and self._observer.is_traced:
@@ -462,5 +466,5 @@ class Dispatch:
             num_prompt_tokens=len(prompt_ids),
             sampling=self._sampling,
             cache_salt=self._request.cache_salt,
-            yields=self._request.claim.request_class is RequestClass.BATCH,
+            yields=bool(self._yields),
         )

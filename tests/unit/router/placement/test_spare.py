@@ -7,7 +7,7 @@ import pytest
 from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.spare import seen_by, spare
+from router.placement.spare import gives_way, seen_by, spare
 from router.placement.types import (
     DecodeOnly,
     EngineView,
@@ -97,6 +97,22 @@ def test_sequences_of_a_batch_leave_for_those_of_no_batch(
     snapshot = Snapshot((view_p(P1),), (full,))
     found = policy().place(query, seen_by(query, snapshot))
     assert found == (Paired(P1, D1) if is_placed else None)
+
+
+@pytest.mark.parametrize(
+    ("is_batch", "yields", "others_wait", "leaves"),
+    [
+        (False, False, False, False),
+        (True, True, True, True),  # it waits for room that nobody wants
+        (True, False, False, True),
+        (True, False, True, False),  # its share
+    ],
+)
+def test_a_batch_keeps_what_it_takes_in_its_turn(
+    is_batch: bool, yields: bool, others_wait: bool, leaves: bool
+) -> None:
+    query = dataclasses.replace(QUERY, is_batch=is_batch, yields=yields)
+    assert gives_way(query, others_wait=others_wait) == leaves
 
 
 def test_blocks_of_who_gives_way_count_for_those_of_no_batch() -> None:

@@ -324,6 +324,14 @@ def test_those_that_wait_are_counted_by_class() -> None:
     assert [world.room.num_waiting_of(each) for each in RequestClass] == [1, 0, 2]
 
 
+def test_others_than_a_class_are_known_to_wait() -> None:
+    world = World(capacity=1, max_waiting=99)
+    world.waiter(turn=Turn(RequestClass.BATCH))
+    assert not world.room.has_others_than(RequestClass.BATCH)
+    world.waiter(turn=Turn(RequestClass.STANDARD))
+    assert all(world.room.has_others_than(each) for each in RequestClass)
+
+
 def test_who_is_turned_away_is_told_when_to_come_back() -> None:
     now, chance = 0.0, 0.5
     departures = Departures(lambda: now, lambda: chance)

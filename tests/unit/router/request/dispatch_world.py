@@ -19,6 +19,7 @@ from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
+from router.placement.claim import NO_CLAIM, Claim
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
@@ -101,10 +102,11 @@ class World:
     cache: CacheIndex
     services: Services
 
-    def request(self, prompt: tuple[int, ...] = PROMPT) -> Dispatch:
+    def request(self, prompt: tuple[int, ...] = PROMPT, claim: Claim = NO_CLAIM) -> Dispatch:
         """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
         shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
-        request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
+        sampling = SamplingParams(max_tokens=4)
+        request = ResolvedRequest(shape=shape, sampling=sampling, claim=claim)
         dispatch = Dispatch("r", request, self.services, Untraced())
         dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
         self.keys = dispatch._keys or ()

@@ -19,7 +19,7 @@ from diptych.errors import (
 )
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
-from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from diptych.v1 import decode_pb2
 from router.config import RouterConfig
 from router.generation.answer import Usage
 from router.placement.cache_index import CacheIndex
@@ -42,8 +42,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
-from router.placement.waiting_room import Waiter
-from router.request import actions, dispatch, events
+from router.request import actions, events
 from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
@@ -82,50 +81,6 @@ async def test_a_worker_is_told_whether_there_will_be_a_lease_to_pull_from(
     monkeypatch.setattr(link, "reserve", note)
     assert world.request().reserve(actions.Reserve(DECODE, 1, 0, to_pull=to_pull), (), Deaf())
     assert [command.to_pull for command in asked] == [to_pull]
-
-
-@pytest.mark.parametrize(
-    ("request_class", "others", "yields"),
-    [
-        (RequestClass.REALTIME, None, False),
-        (RequestClass.STANDARD, None, False),
-        (RequestClass.BATCH, None, True),
-        (RequestClass.BATCH, RequestClass.BATCH, True),
-        (RequestClass.BATCH, RequestClass.STANDARD, False),  # its turn came before theirs
-    ],
-)
-async def test_workers_are_told_of_a_batch_that_others_go_first(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    request_class: RequestClass,
-    others: RequestClass | None,
-    yields: bool,
-) -> None:
-    if others is not None:
-        waiter = create_autospec(Waiter, instance=True)
-        world.services.room.enter(waiter, front=False, turn=Turn(others))
-    asked: list[common_pb2.SequenceSpec] = []
-
-    class Link:
-        def __init__(
-            self, channel: object, start: prefill_pb2.PrefillStart, *_: object, **__: object
-        ):
-            asked.append(start.spec)
-
-        async def run(self) -> None: ...
-
-    def note(command: decode_pb2.Reserve, listener: object) -> bool:
-        asked.append(command.spec)
-        return True
-
-    monkeypatch.setattr(world.welcomes(DECODE), "reserve", note)
-    monkeypatch.setattr(dispatch, "PrefillLink", Link)
-    request = made(world, Claim(request_class))
-    monkeypatch.setattr(LeastLoaded, "place", lambda *asked: Paired(PREFILL, DECODE))
-    assert request.place(Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 4))
-    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
-    assert request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
-    assert [spec.yields for spec in asked] == [yields] * 2
 
 
 async def test_why_workers_were_chosen_is_worked_out_for_a_trace_alone(

@@ -155,12 +155,21 @@ def greedy(folder: Path, token_ids: Sequence[int], num_tokens: int) -> Run:
     ids, cache_ = torch.tensor([list(token_ids)]), None
     run = Run([], [])
     for _ in range(num_tokens):
-        output = model(ids, past_key_values=cache_, use_cache=True, logits_to_keep=1)
-        top = torch.topk(output.logits[0, -1], 2)
+        logits, cache_ = next_logits(model, ids, cache_)
+        top = torch.topk(logits[0], 2)
         run.token_ids.append(int(top.indices[0]))
         run.margins.append(float(top.values[0] - top.values[1]))
-        ids, cache_ = top.indices[:1].view(1, 1), output.past_key_values
+        ids = top.indices[:1].view(1, 1)
     return run
+
+
+def next_logits(model: Any, token_ids: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+    """Logits ``[batch, vocabulary]`` behind ``token_ids [batch, tokens]``, and the cache with them.
+
+    The cache is by position: transformers gave it another name in 5.24.
+    """
+    output = model(token_ids, None, None, cache, use_cache=True, logits_to_keep=1)
+    return output.logits[:, -1], output[1]
 
 
 def resume(folder: Path, token_ids: Sequence[int], num_tokens: int) -> Resume:

@@ -122,12 +122,12 @@ def _may_be_tied(folder: Path, prompts: list[list[int]]) -> list[bool]:
     ids, cache_ = torch.tensor(prompts), None
     runs = [golden_rule.Run([], []) for _ in prompts]
     for _ in range(NUM_TOKENS):
-        output = model(ids, past_key_values=cache_, use_cache=True, logits_to_keep=1)
-        top = torch.topk(output.logits[:, -1], 2)
+        logits, cache_ = hf_reference.next_logits(model, ids, cache_)
+        top = torch.topk(logits, 2)
         for run, values, indices in zip(runs, top.values, top.indices, strict=True):
             run.token_ids.append(int(indices[0]))
             run.margins.append(float(values[0] - values[1]))
-        ids, cache_ = top.indices[:, :1], output.past_key_values
+        ids = top.indices[:, :1]
     return list(map(_is_tied, runs))
 
 

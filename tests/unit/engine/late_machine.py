@@ -2,14 +2,16 @@
 
 Sequences come, run, are preempted, are cancelled and stop by a token that is known late; sources
 are read by others, and blocks are fetched from others; the event loop, the model thread and the
-device each get on when they like.
+device each get on when they like. Rules draw all that they need from a ``Random``: Hypothesis gives
+one that it can shrink, :meth:`DeviceMachine.walk` one of a seed, in a third of the time.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from random import Random
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -35,7 +37,8 @@ from tests.unit.engine.late_device import (
 BLOCK_SIZE, MAX_LEN = 2, 16
 _TURNS = 8  # of the event loop, until nothing is left to do
 _MAX_FAULTS = 2  # of one run: more in a row end an engine
-TURNS = st.sampled_from([0, 1, _TURNS, _TURNS])
+_NUM_STEPS = 40  # of a walk
+RANDOMS = st.randoms(note_method_calls=True, use_true_random=False)
 
 ANNOUNCED_EARLY = "announced before it was there"
 CACHED_EARLY = "shared before it was there"
@@ -71,12 +74,11 @@ class DeviceMachine(RuleBasedStateMachine):
 
     model_thread: type[ModelThread] = ModelThread
     launches = False
-    pool_sizes = st.integers(8, 10)  # blocks
     met: ClassVar[Counter[str]] = Counter()  # what has happened, of all runs
 
-    @initialize(num_blocks=st.data(), is_cut_short=st.booleans())
-    def build(self, num_blocks: st.DataObject, is_cut_short: bool) -> None:
-        self.pool = BlockPool(num_blocks.draw(self.pool_sizes, "num_blocks"), BLOCK_SIZE)
+    @initialize(rng=RANDOMS)
+    def build(self, rng: Random) -> None:
+        self.pool = BlockPool(rng.randint(8, 10), BLOCK_SIZE)
         config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
         memory = Memory(self.pool.num_blocks, BLOCK_SIZE, Watch())
@@ -90,7 +92,7 @@ class DeviceMachine(RuleBasedStateMachine):
             model_thread=self.thread,
         )
         self.engine.subscribe(self.on_step)
-        self.is_cut_short = is_cut_short  # the loop is cancelled while there is work
+        self.is_cut_short = rng.choice([False, True])  # the loop is cancelled while there is work
         self.loop = asyncio.new_event_loop()
         self.running = self.loop.create_task(self.engine.run())
         self.clients: dict[Sequence, Client] = {}  # not yet released
@@ -98,15 +100,39 @@ class DeviceMachine(RuleBasedStateMachine):
         self.num_made = self.num_faults = 0
         self.turn(_TURNS)
 
+    @classmethod
+    def walk(cls, seed: int) -> None:
+        """One run, by what the seed says.
+
+        Raises:
+            AssertionError: A promise is broken.
+        """
+        rng = Random(seed)
+        machine = cls()
+        machine.build(rng)
+        try:
+            for _ in range(_NUM_STEPS):
+                possible = [take for take, is_possible in RULES if is_possible(machine)]
+                rng.choice(possible)(machine, rng)
+                machine.nobody_has_what_the_device_has()
+                machine.sources_stay_readable()
+            machine.teardown()
+        except BaseException:
+            machine.unwind()
+            raise
+
     def turn(self, num_turns: int) -> None:
         """Let the event loop do so much."""
         self.turn_cancelled(num_turns)
         if self.running.done():
             self.running.result()
 
+    def turn_or_not(self, rng: Random) -> None:
+        self.turn(rng.choice([0, 1, _TURNS, _TURNS]))
+
     def turn_cancelled(self, num_turns: int = _TURNS) -> None:
-        for _ in range(num_turns):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        if num_turns:
+            self.loop.run_until_complete(_give_way(num_turns))
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         """What clients get is right, and what readers are offered is in the device's memory."""
@@ -143,8 +169,9 @@ class DeviceMachine(RuleBasedStateMachine):
             index, offset = divmod(position, BLOCK_SIZE)
             assert self.device.memory.slot(seq.block_table[index], offset) == slot, otherwise
 
-    def make(self, shared: int, own: int, max_tokens: int, *, is_told: bool) -> Sequence:
+    def make(self, rng: Random, *, is_told: bool = False) -> Sequence:
         """is_told: the host has to see its tokens."""
+        shared, own, max_tokens = rng.randint(0, 6), rng.randint(1, 3), rng.randint(1, 7)
         self.num_made += 1
         prompt = [1] * shared + [own] * own
         return Sequence(
@@ -158,34 +185,32 @@ class DeviceMachine(RuleBasedStateMachine):
             ),
         )
 
-    shapes = st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(1, 7))
-
-    @rule(shape=shapes, is_told=st.sampled_from([False, False, False, True]), turns=TURNS)
-    def generate(self, shape: tuple[int, int, int], is_told: bool, turns: int) -> None:
-        seq = self.make(*shape, is_told=is_told)
+    @rule(rng=RANDOMS)
+    def generate(self, rng: Random) -> None:
+        seq = self.make(rng, is_told=rng.choice([False, False, False, True]))
         try:
             self.engine.reserve(seq)
         except BlocksExhaustedError:
             return
         self.clients[seq] = Client(seq)
         self.engine.start(seq, [], compute_missing=True)
-        self.turn(turns)
+        self.turn_or_not(rng)
 
-    @rule(shape=shapes, turns=TURNS)
-    def add_source(self, shape: tuple[int, int, int], turns: int) -> None:
-        seq = self.make(*shape, is_told=False)
+    @rule(rng=RANDOMS)
+    def add_source(self, rng: Random) -> None:
+        seq = self.make(rng)
         seq.prefill_only = True
         try:
             self.engine.add_prefill(seq)
         except BlocksExhaustedError:
             return
         self.clients[seq] = Client(seq)
-        self.turn(turns)
+        self.turn_or_not(rng)
 
-    @rule(shape=shapes, turns=TURNS)
-    def fetch(self, shape: tuple[int, int, int], turns: int) -> None:
+    @rule(rng=RANDOMS)
+    def fetch(self, rng: Random) -> None:
         """Reserve, and have what is missing written by somebody else."""
-        seq = self.make(*shape, is_told=False)
+        seq = self.make(rng)
         seq.to_pull = True
         try:
             self.engine.reserve(seq)
@@ -194,7 +219,7 @@ class DeviceMachine(RuleBasedStateMachine):
         to_come = list(range(seq.num_computed_tokens, seq.num_tokens))
         self.clients[seq] = client = Client(seq, to_come=to_come)
         self.spoil(self.fetched_blocks(client))
-        self.turn(turns)
+        self.turn_or_not(rng)
 
     def fetched_blocks(self, client: Client) -> set[int]:
         return {client.seq.block_table[position // BLOCK_SIZE] for position in client.to_come}
@@ -208,13 +233,13 @@ class DeviceMachine(RuleBasedStateMachine):
         return [each for each in self.clients.values() if each.seq.state is SequenceState.RESERVED]
 
     @precondition(lambda self: self.fetching)
-    @rule(data=st.data(), num_emitted=st.integers(0, 2), turns=TURNS)
-    def kv_arrives(self, data: st.DataObject, num_emitted: int, turns: int) -> None:
+    @rule(rng=RANDOMS)
+    def kv_arrives(self, rng: Random) -> None:
         """Some of it; with the last, the sequence starts behind tokens that others emitted."""
-        client = data.draw(st.sampled_from(self.fetching))
+        client = rng.choice(self.fetching)
         seq = client.seq
-        num_arrived = data.draw(st.integers(1, max(1, len(client.to_come))))
-        arrived = data.draw(st.permutations(client.to_come))[:num_arrived]
+        num_arrived = rng.randint(min(1, len(client.to_come)), len(client.to_come))
+        arrived = rng.sample(client.to_come, num_arrived)
         slots = slots_of(seq.token_ids)
         for position in arrived:
             self.device.memory.write(seq.block_table, position, slots[position])
@@ -222,59 +247,61 @@ class DeviceMachine(RuleBasedStateMachine):
         if not client.to_come:
             self.met["fetched"] += bool(arrived)
             self.engine.mark_proven(seq)
-            client.received = client.wanted[: min(num_emitted, len(client.wanted) - 1)]
+            client.received = client.wanted[: min(rng.randint(0, 2), len(client.wanted) - 1)]
             self.engine.start(seq, list(client.received), compute_missing=False)
-        self.turn(turns)
+        self.turn_or_not(rng)
 
     @precondition(lambda self: self.fetching)
-    @rule(data=st.data(), turns=TURNS)
-    def break_off(self, data: st.DataObject, turns: int) -> None:
+    @rule(rng=RANDOMS)
+    def break_off(self, rng: Random) -> None:
         """A fetch whose reads may still write."""
-        client = data.draw(st.sampled_from(self.fetching))
+        client = rng.choice(self.fetching)
         unfinished = self.fetched_blocks(client)
         self.engine.quarantine(unfinished)
         self.quarantined |= unfinished
         self.engine.release(client.seq)
         del self.clients[client.seq]
         self.met["broken off"] += 1
-        self.turn(turns)
+        self.turn_or_not(rng)
 
     @precondition(lambda self: self.quarantined)
-    @rule(data=st.data(), are_over=st.booleans(), turns=TURNS)
-    def late_reads(self, data: st.DataObject, are_over: bool, turns: int) -> None:
-        blocks = data.draw(st.sets(st.sampled_from(sorted(self.quarantined)), min_size=1))
+    @rule(rng=RANDOMS)
+    def late_reads(self, rng: Random) -> None:
+        blocks = set(rng.sample(sorted(self.quarantined), rng.randint(1, len(self.quarantined))))
         self.spoil(blocks)
-        if are_over:
+        if rng.choice([False, True]):
             self.quarantined -= blocks
             self.engine.end_quarantine(blocks)
-        self.turn(turns)
+        self.turn_or_not(rng)
 
     @precondition(lambda self: self.clients)
-    @rule(data=st.data(), is_meant=st.sampled_from([False, False, True]), turns=TURNS)
-    def release(self, data: st.DataObject, is_meant: bool, turns: int) -> None:
+    @rule(rng=RANDOMS)
+    def release(self, rng: Random) -> None:
         """Cancelled, or read by all its readers."""
-        if not is_meant:
+        if not rng.choice([False, False, True]):
             return
         clients = [each for each in self.clients.values() if not self.fetched_blocks(each)]
         if clients:
-            seq = data.draw(st.sampled_from(clients)).seq
+            seq = rng.choice(clients).seq
             self.met["cancelled in flight"] += seq.num_in_flight_tokens > 0
             del self.clients[seq]
             self.engine.release(seq)
-            self.turn(turns)
+            self.turn_or_not(rng)
 
-    @precondition(
-        lambda self: self.launches and self.device.plans and self.num_faults < _MAX_FAULTS
-    )
-    @rule(is_launching=st.booleans())
-    def memory_runs_short(self, is_launching: bool) -> None:
+    @property
+    def may_run_short(self) -> bool:
+        return self.launches and bool(self.device.plans) and self.num_faults < _MAX_FAULTS
+
+    @precondition(lambda self: self.may_run_short)
+    @rule(rng=RANDOMS)
+    def memory_runs_short(self, rng: Random) -> None:
         self.num_faults += 1
-        setattr(self.thread.faults, "launching" if is_launching else "waiting", True)
+        setattr(self.thread.faults, rng.choice(["launching", "waiting"]), True)
 
-    @rule(order=st.binary(min_size=16, max_size=16))
-    def get_on(self, order: bytes) -> None:
+    @rule(rng=RANDOMS)
+    def get_on(self, rng: Random) -> None:
         """Whoever can, one after another."""
-        for who in order:
+        for who in rng.randbytes(16):
             if who % 3 == 0 and self.device.asked:
                 self.device.asked.popleft()()
             elif who % 3 == 1 and self.thread.jobs:
@@ -330,6 +357,14 @@ class DeviceMachine(RuleBasedStateMachine):
         counts = self.pool.counts()
         assert counts.free + counts.cached == counts.total, LEAKED
 
+    def unwind(self) -> None:
+        """End without a look at what is wrong already."""
+        if hasattr(self, "loop") and not self.loop.is_closed():
+            self.running.cancel()
+            self.engine.abandon()
+            self.turn_cancelled()
+            self.loop.close()
+
     def run_to_the_end(self) -> None:
         """Everybody gets all tokens, once what is fetched or read gives its blocks back."""
         for _ in range(200):
@@ -361,3 +396,26 @@ class AheadMachine(DeviceMachine):
     model_thread = LaunchingThread
     launches = True
     met: ClassVar[Counter[str]] = Counter()
+
+
+async def _give_way(num_turns: int) -> None:
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+
+
+def _always(machine: DeviceMachine) -> bool:
+    return True
+
+
+# Of a walk, and when they are possible: as their preconditions say.
+RULES: list[tuple[Callable[[Any, Random], None], Callable[[DeviceMachine], Any]]] = [
+    (DeviceMachine.generate, _always),
+    (DeviceMachine.add_source, _always),
+    (DeviceMachine.fetch, _always),
+    (DeviceMachine.kv_arrives, lambda machine: machine.fetching),
+    (DeviceMachine.break_off, lambda machine: machine.fetching),
+    (DeviceMachine.late_reads, lambda machine: machine.quarantined),
+    (DeviceMachine.release, lambda machine: machine.clients),
+    (DeviceMachine.memory_runs_short, lambda machine: machine.may_run_short),
+    (DeviceMachine.get_on, _always),
+]

@@ -65,6 +65,9 @@ class Moments:
 class ResponseBuilder:
     """Turns emitted tokens into deltas; what is not taken in time joins into one.
 
+    Where the answer is split, thoughts do not join with what follows them, so that a delta's
+    tokens are those of what it says.
+
     ``sink`` is the request machine's token sink. Deltas carry consecutive output
     positions. The first ``num_resumed`` tokens the client has already: they set the
     state of the text and are not sent. The first token that is sent is due at once, later ones
@@ -111,13 +114,14 @@ class ResponseBuilder:
         self._unsent_logprobs: list[TokenLogprobs] = []
         self._unsent_text = ""
         self._unsent_said: Said | None = None  # where the answer is split, instead of the text
+        self._unsent_thoughts: deque[Delta] = deque()  # before that
         self._num_unsent = 0  # batches, since they are due
         self._num_written = 0
 
     @property
     def is_due(self) -> bool:
         """Whether what ``take`` has is to be sent now, though more may come."""
-        return len(self._unsent_ids) >= self._num_due
+        return len(self._unsent_ids) >= self._num_due or bool(self._unsent_thoughts)
 
     @property
     def is_overfull(self) -> bool:
@@ -136,6 +140,23 @@ class ResponseBuilder:
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> bool:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
+        size = len(token_ids) if self._split is None else 1
+        before = self.num_output_tokens
+        for at in range(0, len(token_ids), size):
+            now = slice(at, at + size)
+            if has_ended := self._add(token_ids[now], margins[now], logprobs[now]):
+                break
+        if before >= self._num_resumed:
+            self._emitted(self.num_output_tokens - before)
+        return has_ended
+
+    def _add(
+        self,
+        token_ids: Sequence[int],
+        margins: Sequence[float],
+        logprobs: Sequence[TokenLogprobs],
+    ) -> bool:
+        """Whether a stop string ended the output."""
         position, used = self.num_output_tokens, len(token_ids)
         shape, shown = self._shape, token_ids
         ends = token_ids[-1] in shape.stop_token_ids and position + used >= shape.min_tokens
@@ -149,6 +170,8 @@ class ResponseBuilder:
         text = self._with_stop(delta)
         said = None if self._split is None else self._split.add(text)
         if position >= self._num_resumed:
+            if said is not None and not self._joins(said):
+                self._unsent_thoughts.append(self._unsent(position))
             self._unsent_ids += token_ids[:used]
             self._unsent_margins += margins[:used]
             self._unsent_logprobs += logprobs[:used]
@@ -157,8 +180,12 @@ class ResponseBuilder:
             else:
                 before = self._unsent_said
                 self._unsent_said = said if before is None else before.followed_by(said)
-            self._emitted(used)
         return delta.stop_match is not None
+
+    def _joins(self, said: Said) -> bool:
+        """Whether it goes on with what is not sent yet."""
+        before = self._unsent_said
+        return before is None or not before.reasoning or not (said.text or said.tool_calls)
 
     def prompt_sink(self, part: ToldPart) -> None:
         """See :data:`router.request.prompt_told.ToldSink`."""
@@ -181,26 +208,34 @@ class ResponseBuilder:
             )
 
     def take(self) -> Delta | None:
-        """The next delta to write: all tokens that were not taken yet, due or not."""
-        token_ids = self._unsent_ids
-        if not token_ids:
+        """The next delta to write: all tokens that were not taken yet and join, due or not."""
+        if self._unsent_thoughts:
+            taken = self._unsent_thoughts.popleft()
+        elif self._unsent_ids:
+            taken = self._unsent(self.num_output_tokens)
+        else:
             return None
-        taken = Delta(
+        self._num_unsent = 0
+        self._num_due = self._interval
+        return taken
+
+    def _unsent(self, end: int) -> Delta:
+        """What joined since it was last called, up to that position."""
+        token_ids = self._unsent_ids
+        delta = Delta(
             self._unsent_text,
             token_ids,
-            self.num_output_tokens - len(token_ids),
+            end - len(token_ids),
             self._unsent_margins,
             tuple(self._unsent_logprobs),
         )
         if self._unsent_said is not None:
-            taken = taken.saying(self._unsent_said)
+            delta = delta.saying(self._unsent_said)
             self._unsent_said = None
         self._unsent_ids, self._unsent_margins, self._unsent_text = [], [], ""
         if self._unsent_logprobs:
             self._unsent_logprobs = []
-        self._num_unsent = 0
-        self._num_due = self._interval
-        return taken
+        return delta
 
     def written(self, num_tokens: int) -> float | None:
         """A delta with this many tokens was written; the gap to the one before, s."""

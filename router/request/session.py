@@ -259,8 +259,10 @@ class Session:
                 self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
             if self._machine.wake_at_s != self._timer_at_s:
                 self._arm_timer()
-            if self._answer.is_due and not self._write_at_once():
-                self._wake()
+            while self._answer.is_due:
+                if not self._write_at_once():
+                    self._wake()
+                    break
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
 

@@ -244,9 +244,37 @@ def test_of_calls_that_may_not_be_parallel_the_first_counts(tokenizer: Tokenizer
     assert rest is None or not rest.tool_calls
 
 
+def thinking_parser() -> ResponseParser:
+    return ResponseParser(family("think"), "", {})
+
+
 def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:
     """Which tell their tokens apart."""
     return [TokenLogprobs(-float(token_id), (token_id,), (-0.5,)) for token_id in token_ids]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_thoughts_do_not_join_with_what_follows(tokenizer: Tokenizer, size: int) -> None:
+    """So that log probabilities are those of what is said, however many tokens came at once."""
+    answer, output, _ = make(tokenizer, split=AnswerSplit(thinking_parser(), str))
+    said = "<think>ab</think>cd"
+    ids = [t for c in said for t in tokenizer.encode(c, add_special=False)]
+    for at in range(0, len(ids), size):
+        some = ids[at : at + size]
+        assert output.accept(len(PROMPT) + at, some, (), logprobs_of(some))
+    assert answer.is_due
+    thought = answer.take()
+    assert answer.is_due
+    text = answer.take()
+    assert not answer.is_due
+    assert answer.take() is None
+    assert thought is not None
+    assert text is not None
+    assert (thought.reasoning, thought.text, thought.position) == ("ab", "", 0)
+    assert (text.reasoning, text.text, text.position) == ("", "cd", len(ids) - 2)
+    for delta in (thought, text):
+        assert delta.logprobs == tuple(logprobs_of(delta.token_ids))
+    assert thought.token_ids + text.token_ids == ids
 
 
 def test_log_probabilities_go_with_their_tokens(tokenizer: Tokenizer) -> None:

@@ -8,11 +8,14 @@ import pytest
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.text.detokenizer import Detokenizer
+from diptych.text.response.families import family
+from diptych.text.response.parser import ResponseParser
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, decode_pb2
 from router.generation.answer import ChoiceFinished, Delta
 from router.placement.policy import LeastLoaded
 from router.placement.types import DecodeOnly, Why
+from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
@@ -31,7 +34,7 @@ class Taking:
         self.taken: list[str] = []
 
     def write(self, delta: Delta) -> None:
-        self.taken.append(delta.text)
+        self.taken.append(delta.text or delta.reasoning)
 
 
 class Booking(Untraced):
@@ -53,18 +56,30 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 class Run:
     """A sequence that runs on its worker."""
 
-    def __init__(self, world: World, tokenizer: Tokenizer, interval: int = 1) -> None:
+    def __init__(
+        self,
+        world: World,
+        tokenizer: Tokenizer,
+        interval: int = 1,
+        split: AnswerSplit | None = None,
+        max_tokens: int = 4,
+    ) -> None:
         self.outlet, self.observer = Taking(), Booking()
         self._num_tokens = len(PROMPT)
         world.welcomes(DECODE)
-        shape = RequestShape(prompt_ids=PROMPT, max_tokens=4)
-        detokenizer = Detokenizer(tokenizer)
+        shape = RequestShape(prompt_ids=PROMPT, max_tokens=max_tokens)
         answer = ResponseBuilder(
-            shape, detokenizer, received_s=0.0, clock=lambda: 1.0, max_unsent=9, interval=interval
+            shape,
+            Detokenizer(tokenizer),
+            received_s=0.0,
+            clock=lambda: 1.0,
+            max_unsent=9,
+            interval=interval,
+            split=split,
         )
         self.session = Session(
             "r",
-            ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
+            ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=max_tokens)),
             answer,
             self.observer,
             world.services,
@@ -123,6 +138,28 @@ async def test_what_comes_while_the_task_waits_goes_past_it(
         assert await rest == ChoiceFinished(FinishReason.LENGTH, None)
     assert run.outlet.taken == ["b", "c", "d"]
     assert await run.session.next_event() is None
+    run.session.close()
+
+
+async def test_thoughts_and_what_follows_them_go_past_it_together(
+    world: World, tokenizer: Tokenizer
+) -> None:
+    """They do not join, and came in one message."""
+    split = AnswerSplit(ResponseParser(family("think"), "", {}), str)
+    run = Run(world, tokenizer, split=split, max_tokens=40)
+    opening, thought, said = [
+        [t for c in text for t in tokenizer.encode(c, add_special=False)]
+        for text in ("<think>", "ab</think>", "cd")
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        first = await asking(run, tasks)
+        run.tell(*opening)
+        await first
+        rest = await asking(run, tasks)
+        run.tell(*thought, *said)
+        assert run.outlet.taken == ["ab", "cd"]
+        assert [number for number, _ in run.observer.books[1:]] == [len(thought), len(said)]
+        rest.cancel()
     run.session.close()
 
 

@@ -210,6 +210,16 @@ class TransferInterruptedError(DiptychError):
     reason = "KV_TRANSFER_INTERRUPTED"
 
 
+class ModelChangedError(DiptychError):
+    """The answer began with other weights than are served now, and was not made to go on.
+
+    Ask anew, without what came.
+    """
+
+    code = grpc.StatusCode.ABORTED
+    reason = "MODEL_CHANGED"
+
+
 class LeaseExpiredError(DiptychError):
     """The lease ended before it was used. Prefill again."""
 

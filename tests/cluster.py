@@ -94,6 +94,10 @@ class Process:
         assert self._started is not None
         self._started.send_signal(signum)
 
+    def stand_still(self) -> None:
+        """Until it is killed, or ended."""
+        self.signal(signal.SIGSTOP)
+
     def stop(self) -> int:
         """End it with SIGTERM (SIGKILL when that takes too long); its exit code."""
         self.ask_to_end()

@@ -59,6 +59,7 @@ class AnswerReader:
         self._request = request
         self._started: inference_pb2.Started | None = None  # of the first call that had one
         self._token_ids = list(request.emitted_token_ids)
+        self._model_digest = request.model_digest  # of the weights that those are of
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first token comes
         self._rest = _NOTHING_SAID  # what came behind the last token
         self._known_rest = _NOTHING_SAID  # what this call has to repeat of it
@@ -91,6 +92,7 @@ class AnswerReader:
         request.sampling.seed = self._started.seed
         request.return_prompt_token_ids = False
         request.emitted_token_ids[:] = self._token_ids
+        request.model_digest = self._model_digest if self._token_ids else ""
         return request
 
     def read(self, response: inference_pb2.GenerateResponse) -> Chunk | None:
@@ -116,13 +118,19 @@ class AnswerReader:
             raise BrokenStreamError("the stream ended without a summary")
 
     def _begin(self, started: inference_pb2.Started) -> None:
+        began, told = self._model_digest, started.model_digest
+        if self._token_ids and began and told:
+            self._check_same("model_digest", began, told)
+        self._model_digest = told or (began if self._token_ids else "")
         if self._started is None:
             self._started = started
             return
         for name in ("model", "seed"):
-            asked, told = getattr(self._started, name), getattr(started, name)
-            if asked != told:
-                raise BrokenStreamError(f"the answer would go on with {name} {told}, not {asked}")
+            self._check_same(name, getattr(self._started, name), getattr(started, name))
+
+    def _check_same(self, name: str, asked: object, told: object) -> None:
+        if asked != told:
+            raise BrokenStreamError(f"the answer would go on with {name} {told}, not {asked}")
 
     def _add_prompt(self, part: common_pb2.PromptLogprobs) -> None:
         due = len(self._prompt_logprobs) + 1
@@ -158,6 +166,7 @@ class AnswerReader:
             request_id=started.request_id,
             model=started.model,
             seed=started.seed,
+            model_digest=self._model_digest,
             prompt_token_ids=tuple(started.prompt_token_ids),
             text=said.text,
             reasoning=said.reasoning,
@@ -211,6 +220,7 @@ class AnswerReader:
             request_id=started.request_id,
             model=started.model,
             seed=started.seed,
+            model_digest=self._model_digest,
             prompt_token_ids=tuple(started.prompt_token_ids),
             **members,
         )
@@ -240,6 +250,7 @@ class AnswerReader:
             request_id=started.request_id,
             model=started.model,
             seed=started.seed,
+            model_digest=self._model_digest,
             prompt_token_ids=tuple(started.prompt_token_ids),
             position=self.num_tokens,
             finish_reason=FinishReason(finished.reason),

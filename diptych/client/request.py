@@ -30,6 +30,7 @@ def build_request(
     tools: Tools | None = None,
     split_reasoning: bool = False,
     emitted_token_ids: Sequence[int] = (),
+    model_digest: str = "",
     return_prompt_token_ids: bool = False,
     model: str = "",
     request_id: str = "",
@@ -39,8 +40,9 @@ def build_request(
     """Make a request from exactly one of ``prompt``, ``messages`` and ``token_ids``.
 
     ``level`` is how urgent it is, and what it wants. ``emitted_token_ids`` is the output
-    that an earlier call brought: the answer goes on after it. ``template_arguments``, ``tools``
-    and ``split_reasoning`` are for ``messages``. The rest is as in ``GenerateRequest`` in
+    that an earlier call brought: the answer goes on after it, with the weights of
+    ``model_digest`` if that is given. ``template_arguments``, ``tools`` and
+    ``split_reasoning`` are for ``messages``. The rest is as in ``GenerateRequest`` in
     inference.proto.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
@@ -53,6 +55,7 @@ def build_request(
         request_id=request_id,
         cache_salt=cache_salt,
         emitted_token_ids=emitted_token_ids,
+        model_digest=model_digest,
         return_prompt_token_ids=return_prompt_token_ids,
     )
     level.write_to(request)

@@ -145,6 +145,11 @@ class Cluster:
         return sum(len(view.proven & prefill) for view in snapshot.decode)
 
     @property
+    def model_digest(self) -> str:
+        """Of the weights that every worker has that is placed on; empty: none was seen."""
+        return self._model.digest
+
+    @property
     def num_ready(self) -> tuple[int, int]:
         """Ready prefill and decode workers."""
         snapshot = self.snapshot()

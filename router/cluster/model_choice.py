@@ -22,6 +22,11 @@ class ModelChoice:
         self._digest: str | None = None  # of the model that is served; None: none was seen
         self._complained: set[str] = set()  # of these incarnations
 
+    @property
+    def digest(self) -> str:
+        """Of what is served; empty: nothing was seen."""
+        return self._digest or ""
+
     def choose(self, ready: Iterable[Gate]) -> None:
         """Look at all workers that are ready; of two equal groups the served one stays."""
         groups = Counter(gate.model_digest for gate in ready if self._has_our_text(gate))

@@ -100,7 +100,8 @@ class Generator:
                 if is_first:  # only now is it certain that there is an answer
                     is_first = False
                     answer.watch.begin()
-                    yield self._started(answer.request_id, request, resolved)
+                    began = self._started(answer.request_id, request, resolved)
+                    yield began._replace(model_digest=session.model_digest)
                 answer.watch.begin()
                 yield event
                 answer.watch.end()

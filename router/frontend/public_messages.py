@@ -52,6 +52,7 @@ def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> Gene
         cache_salt=message.cache_salt,
         level=ServiceLevel.of(message),
         emitted_token_ids=message.emitted_token_ids,
+        model_digest=message.model_digest,
         return_prompt_token_ids=message.return_prompt_token_ids,
         num_bytes=num_bytes,
     )
@@ -99,6 +100,7 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
             response.started.model = event.model
             response.started.seed = event.seed
             response.started.prompt_token_ids.extend(event.prompt_token_ids)
+            response.started.model_digest = event.model_digest
         case PromptLogprobs():
             response.prompt_logprobs.CopyFrom(event.to_proto())
         case ChoiceFinished():

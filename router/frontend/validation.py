@@ -85,6 +85,8 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
             check_tools(request, request.prompt)
     check_room(len(request.emitted_token_ids), facts.max_model_len, "emitted_token_ids")
     _check_ids(request.emitted_token_ids, facts.vocab_size, "emitted_token_ids")
+    if request.model_digest and not request.emitted_token_ids:
+        raise InvalidRequestError("goes with emitted_token_ids", field="model_digest")
 
 
 def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int) -> EncodedPrompt:
@@ -183,6 +185,7 @@ def resolve(
         num_best=given.num_choices,
         tells_logprobs=given.logprobs is not None,
         emitted_token_ids=tuple(request.emitted_token_ids),
+        model_digest=request.model_digest,
         thoughts=None if form is None else form.thoughts,
         own_end=prompt.own_end,
     )

@@ -78,6 +78,7 @@ class Started(NamedTuple):
     model: str
     seed: int
     prompt_token_ids: tuple[int, ...]  # empty unless asked for
+    model_digest: str = ""  # of the weights that answer; empty: unknown
 
 
 class CalledTool(NamedTuple):

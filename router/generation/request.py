@@ -81,6 +81,7 @@ class GenerationRequest:
     tenant: Tenant = NOBODY
     """Whose it is, by the caller's key or token; never by what the request says."""
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
+    model_digest: str = ""  # of the weights that emitted those; empty: any
     return_prompt_token_ids: bool = False
     num_bytes: int
     """Size of the request as it arrived: what it counts for while it is open."""

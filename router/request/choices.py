@@ -66,6 +66,11 @@ class Choices:
             session.give_up(why)
 
     @property
+    def model_digest(self) -> str:
+        """Of the weights that the first choice is of; empty: unknown."""
+        return self._sessions[0].model_digest
+
+    @property
     def usage(self) -> Usage:
         """The prompt's tokens once, and the output's of all choices."""
         num_output = sum(session.usage.num_output_tokens for session in self._sessions)

@@ -44,6 +44,7 @@ class RequestMachine:
         resumed: Sequence[int] = (),
         prompt_sink: ToldSink = lambda part: None,
         first_token_due_s: float | None = None,
+        model_digest: str = "",
     ) -> None:
         """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock,
         and so is ``first_token_due_s``, by which the first token is wanted.
@@ -51,7 +52,8 @@ class RequestMachine:
         ``prompt_sink`` gets what was wanted of the prompt's own tokens, all of it before these.
 
         ``resumed`` are output tokens that the client has already: they go through
-        ``sink`` at once and are forced inputs from the first attempt on.
+        ``sink`` at once and are forced inputs from the first attempt on; ``model_digest`` is of
+        the weights that made them, if that is known.
         """
         self.state = RequestState.NEW
         self.wake_at_s: float | None = None  # when a Tick is due next; None: never
@@ -67,7 +69,9 @@ class RequestMachine:
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts, deps.draw)
         self._told = PromptTold(shape.told, prompt_sink)
-        self._placing = Placing(deps, self._retry, self._output, self._told, first_token_due_s)
+        self._placing = Placing(
+            deps, self._retry, self._output, self._told, first_token_due_s, model_digest
+        )
         # What is held now; read only, for others.
         self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
         self._fail_over = FailOver(
@@ -83,6 +87,11 @@ class RequestMachine:
     def emitted(self) -> Sequence[int]:
         """The output tokens so far; grows with them."""
         return self._output.token_ids
+
+    @property
+    def model_digest(self) -> str:
+        """Of the weights that the output is of; empty: unknown."""
+        return self._placing.model_digest
 
     @property
     def untold(self) -> Wanted | None:
@@ -155,7 +164,10 @@ class RequestMachine:
         whole = self._output.complete_reason  # what is resumed may lack nothing
         if front:
             self._placing.keep()
-        error = None if whole else self._placing.error_if_unreachable(is_new=True)
+        error = None
+        if not whole:
+            error = self._placing.error_if_changed()
+            error = error or self._placing.error_if_unreachable(is_new=True)
         if whole:
             self._finish(whole)
         elif error is not None:
@@ -313,6 +325,10 @@ class RequestMachine:
     def _start_over(self) -> None:
         self.attempt.close()
         self._stall_watch.end()
+        changed = self._placing.error_if_changed()
+        if changed is not None:
+            self._fail(changed)
+            return
         placement = self._placing.ask()
         if placement is None:
             self._queue(front=True)

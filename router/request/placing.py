@@ -28,11 +28,15 @@ class Placing:
         output: EmittedTokens,
         told: PromptTold,
         first_token_due_s: float | None = None,
+        model_digest: str = "",
     ) -> None:
         """``retry``, ``output`` and ``told`` are the machine's; they are only read here.
 
-        ``first_token_due_s`` is when the first token is wanted, a moment of the clock.
+        ``first_token_due_s`` is when the first token is wanted, a moment of the clock;
+        ``model_digest`` with what weights the output began, if that is known.
         """
+        self.model_digest = model_digest
+        """Of the weights that the output is of, or that it was placed on; empty: unknown."""
         self._deps = deps
         self._told = told
         self._retry = retry
@@ -55,13 +59,33 @@ class Placing:
         on_prefill: WorkerId | None = None,
         on_reservation: DecodeReservation | None = None,
     ) -> Placement | None:
-        """The best placement there is now; what is given is held already and stays."""
+        """The best placement there is now; what is given is held already and stays.
+
+        None, too, for output that other weights began: see ``error_if_changed``.
+        """
+        holds_none = on_prefill is None and on_reservation is None
+        if holds_none and self.error_if_changed() is not None:
+            return None
         query = replace(self._query(), on_prefill=on_prefill)
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
         placement = self._deps.place(query)
         self._was_placed |= placement is not None
+        if placement is not None and holds_none:
+            served = self._deps.model_digest()
+            if served or not self._output.token_ids:
+                self.model_digest = served
         return placement
+
+    def error_if_changed(self) -> DiptychError | None:
+        """What one is told whose output began with other weights than are served; None: it did not.
+
+        What is held goes on, on its own worker, which has the weights that it had.
+        """
+        began, served = self.model_digest, self._deps.model_digest()
+        if not self._output.token_ids or not began or not served or began == served:
+            return None
+        return worker_errors.model_changed(began, served)
 
     def _query(self) -> Query:
         return Query(
@@ -80,6 +104,8 @@ class Placing:
 
         An error: it need not wait any longer.
         """
+        if (changed := self.error_if_changed()) is not None:
+            return changed
         if not room_made and self._deps.clock() < self._retry.not_before_s:
             return None
         found = self.ask() or self.error_if_unreachable(is_new=False)
@@ -122,6 +148,8 @@ class Placing:
         The last refusal says most; else it waited behind others, or there was nobody
         to wait for.
         """
+        if (changed := self.error_if_changed()) is not None:
+            return changed
         if self.ask_again_at_s is not None and now >= self.ask_again_at_s:
             self.ask_again_at_s = None
         if self.judge_at_s is not None and now >= self.judge_at_s:

@@ -23,6 +23,7 @@ class ResolvedRequest:
     tells_logprobs: bool = False  # the client gets those of its tokens
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
+    model_digest: str = ""  # of the weights that emitted those; empty: any
     thoughts: ThoughtForm | None = None  # that a constraint lets come before the answer
     own_end: str | None = None  # of the prompt, behind all that is inert; None: nothing is
 

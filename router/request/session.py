@@ -104,6 +104,7 @@ class Session:
             max_attempts=self._config.max_attempts,
             draw=random.random,
             allow_recompute=self._config.allow_recompute,
+            model_digest=lambda: services.cluster.model_digest,
             yields_s=BATCH_YIELDS_S if request.claim.request_class is RequestClass.BATCH else 0.0,
         )
         self._machine = RequestMachine(
@@ -112,6 +113,7 @@ class Session:
             answer.sink,
             deadline_s=deadline_s,
             resumed=request.emitted_token_ids,
+            model_digest=request.model_digest,
             prompt_sink=answer.prompt_sink,
             first_token_due_s=request.claim.first_token_due_s,
         )
@@ -364,6 +366,11 @@ class Session:
     def _on_timer(self) -> None:
         self._timer_at_s = None
         self._handle(events.Tick())
+
+    @property
+    def model_digest(self) -> str:
+        """Of the weights that the output is of; empty: unknown."""
+        return self._machine.model_digest
 
     # Output
 

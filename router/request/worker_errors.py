@@ -5,6 +5,7 @@ from diptych.errors import (
     BlocksExhaustedError,
     DeadlineUnreachableError,
     DiptychError,
+    ModelChangedError,
     NoWorkerError,
     QueueTimeoutError,
     StepFailedError,
@@ -36,6 +37,12 @@ def queue_timeout(retry_after_s: float) -> DiptychError:
     """There are workers, and others kept them busy all the time."""
     message = "the request waited too long behind others"
     return QueueTimeoutError(message, retry_after_s=retry_after_s)
+
+
+def model_changed(began: str, served: str) -> DiptychError:
+    """The output has tokens of other weights than all workers have that could go on with it."""
+    message = f"the answer began with other weights ({began}) than are served now ({served})"
+    return ModelChangedError(message)
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:

@@ -130,6 +130,39 @@ def test_another_seed_or_model_is_another_answer(other: Started) -> None:
         reader.read(GenerateResponse(started=other))
 
 
+OF_A = GenerateResponse(started=Started(request_id="r", model="m", seed=7, model_digest="a"))
+OF_B = GenerateResponse(started=Started(request_id="r", model="m", seed=7, model_digest="b"))
+
+
+def test_the_rest_is_asked_of_the_same_weights() -> None:
+    reader = reading(OF_A, delta(0, 5))
+    assert reader.next_request().model_digest == "a"
+    with pytest.raises(BrokenStreamError, match="would go on with model_digest b, not a"):
+        reader.read(OF_B)
+    for who_does_not_say in (STARTED, OF_A):
+        again = reading(OF_A, delta(0, 5))
+        again.read(who_does_not_say)
+        chunk = again.read(delta(1, 6))
+        assert chunk is not None
+        assert chunk.model_digest == "a"
+
+
+def test_without_a_token_other_weights_may_begin_anew() -> None:
+    reader = reading(OF_A)
+    assert not reader.next_request().model_digest
+    reader.read(OF_B)
+    reader.read(delta(0, 5))
+    assert reader.next_request().model_digest == "b"
+
+
+def test_what_another_program_began_is_of_the_weights_that_it_names() -> None:
+    begun = GenerateRequest(text="a", emitted_token_ids=[5], model_digest="b")
+    reader = AnswerReader(begun)
+    assert reader.next_request().model_digest == "b"
+    with pytest.raises(BrokenStreamError, match="model_digest a, not b"):
+        reader.read(OF_A)
+
+
 def test_text_behind_the_last_token_is_shown_once() -> None:
     """It has no token of its own, so whoever goes on sends it again."""
     reader = reading(STARTED, delta(0, 5, text="a"), delta(1, text="bc"))

@@ -53,6 +53,7 @@ class Session:
 
     timing = Timing()
     finish_reason = None
+    model_digest = "m"
 
     def __init__(self, num_output: int, events: Iterator[GenerationEvent | None] | None = None):
         self.usage = Usage(num_prompt_tokens=10, num_output_tokens=num_output, num_cached_tokens=0)

@@ -100,10 +100,12 @@ class World:
         resumed: Sequence[int] = (),
         draw: Callable[[], float] = lambda: 0.5,
         yields_s: float = 0.0,
+        model_digest: str = "",
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
         self.now = 100.0
         self.is_full = False  # everybody is busy with others
+        self.served = "a"  # by all workers: a model's digest
         self.num_clock_calls = self.num_asked = 0
         below = 2 if believed_cached else 0
         self.policy = policy(allow_recompute=allow_recompute, local_below_tokens=below)
@@ -144,12 +146,14 @@ class World:
                 allow_recompute=allow_recompute,
                 foresee=foresee,
                 yields_s=yields_s,
+                model_digest=lambda: self.served,
             ),
             self.sink,
             deadline_s=deadline_s,
             first_token_due_s=first_token_due_s,
             resumed=resumed,
             prompt_sink=prompt_sink,
+            model_digest=model_digest,
         )
 
     def clock(self) -> float:

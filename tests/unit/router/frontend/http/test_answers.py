@@ -411,6 +411,7 @@ OTHER_STATUSES = {  # where HTTP says more than gRPC's codes do
     "FILE_TOO_LARGE": 413,
     "STORAGE_FULL": 413,
     "KV_TRANSFER_INTERRUPTED": 503,
+    "MODEL_CHANGED": 503,
     "LEASE_EXPIRED": 503,
 }
 

@@ -1,0 +1,114 @@
+"""An answer goes on with the weights with which it began, or not at all."""
+
+import pytest
+
+from diptych.errors import ModelChangedError
+from tests.unit.router.request.world import LENGTH, TIMERS, World
+
+
+def changed(world: World) -> bool:
+    """Whether that is how it ended."""
+    world.check_nothing_is_held()
+    return isinstance(world.outcome, ModelChangedError)
+
+
+def running() -> World:
+    """With two tokens of "a"."""
+    world = World().begin()
+    world.hand_off()
+    world.tokens(21)
+    return world
+
+
+def test_an_answer_that_lost_its_worker_does_not_go_on_with_other_weights() -> None:
+    world = running()
+    world.served = "b"
+    world.lose_reservation()
+    assert changed(world)
+    assert "(a)" in str(world.outcome)
+    assert "(b)" in str(world.outcome)
+    assert world.emitted == [20, 21]
+
+
+@pytest.mark.parametrize("served", ["a", ""])
+def test_with_the_same_weights_or_unknown_ones_it_goes_on(served: str) -> None:
+    world = running()
+    world.served = served
+    world.lose_reservation()
+    assert world.outcome is None
+    assert world.lease.num_emitted == 2
+    assert world.machine.model_digest == "a"
+
+
+def test_where_it_runs_it_ends_whatever_is_served_meanwhile() -> None:
+    world = running()
+    world.served = "b"
+    world.tokens(22, 23)
+    world.end_reservation(LENGTH)
+    assert world.outcome == LENGTH
+
+
+def test_before_its_first_token_it_begins_anew_with_what_is_served() -> None:
+    world = World(max_attempts=9).begin()
+    world.bind()
+    world.served = "b"
+    world.lose_lease()
+    world.lose_reservation()
+    assert world.outcome is None
+    assert world.machine.model_digest == "b"
+    world.hand_off()
+    world.served = "a"
+    world.lose_reservation()
+    assert changed(world)
+
+
+def test_what_holds_all_kv_computes_on_where_it_is() -> None:
+    """Its worker has the weights that it had."""
+    world = World().begin()
+    world.bind()
+    world.prove()
+    world.served = "b"
+    world.lose_lease()
+    assert world.outcome is None
+    assert world.started
+    world.tokens(20, 21, 22, 23)
+    world.end_reservation(LENGTH)
+    assert world.outcome == LENGTH
+    assert world.machine.model_digest == "a"
+
+
+def test_who_waits_hears_it_when_its_turn_comes_and_when_the_clock_looks() -> None:
+    for tell in (World.pump, lambda world: world.pass_time(TIMERS.no_worker_s)):
+        world = running()
+        world.is_full = True
+        world.lose_reservation()
+        assert world.queued
+        world.served = "b"
+        tell(world)
+        assert changed(world)
+
+
+def test_what_is_resumed_asks_no_worker_with_other_weights() -> None:
+    world = World(resumed=(20, 21), model_digest="b").begin()
+    assert changed(world)
+    assert world.num_asked == 0
+
+
+def test_what_is_resumed_waits_until_it_is_known_what_is_served() -> None:
+    world = World(resumed=(20, 21), model_digest="b")
+    world.served, world.is_full = "", True
+    world.begin()
+    assert world.queued
+    world.served, world.is_full = "b", False
+    world.pump(room_made=True)
+    assert world.lease.num_emitted == 2
+    assert world.machine.model_digest == "b"
+
+
+def test_what_is_resumed_without_a_digest_is_of_what_it_was_placed_on() -> None:
+    world = World(resumed=(20, 21)).begin()
+    assert world.machine.model_digest == "a"
+    world.served = "b"
+    world.lose_reservation()
+    world.lose_lease()
+    assert changed(world)

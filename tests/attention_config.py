@@ -5,7 +5,13 @@ from diptych.engine.model.config import Activation, LayerConfig, ModelConfig, Ro
 SCALE = 0.3
 
 
-def config_of(num_heads: int, num_kv_heads: int, head_dim: int, window: int | None) -> ModelConfig:
+def config_of(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    score_softcap: float | None = None,
+) -> ModelConfig:
     """Two layers, of which the second may look back ``window`` tokens alone."""
     rope = RopeConfig(theta=10000.0)
     return ModelConfig(
@@ -22,6 +28,7 @@ def config_of(num_heads: int, num_kv_heads: int, head_dim: int, window: int | No
         tied_embeddings=True,
         embedding_scale=1.0,
         attention_scale=SCALE,
+        score_softcap=score_softcap,
         qk_norm=False,
         qkv_bias=False,
         output_bias=False,

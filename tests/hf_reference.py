@@ -23,9 +23,12 @@ class ForcedRun(NamedTuple):
 @cache
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The transformers model of ``folder``, for inference."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    # Of its ways to attend this one alone caps scores.
+    capped = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None)
+    way = {"attn_implementation": "eager"} if capped else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **way)
 
 
 def write_gemma3_with_images(folder: Path) -> None:

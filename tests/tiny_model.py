@@ -21,8 +21,11 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
+
+GEMMAS = ("gemma2", "gemma3")
 
 _SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<turn>", "<end>")  # ids 0 to 4
 _BOS_ID, _EOS_ID, _END_ID = 1, 2, 4
@@ -54,10 +57,10 @@ def write_tiny_model(
 
     Args:
         folder: created if missing; files in it are overwritten.
-        family: llama, mistral, qwen2, qwen3 or gemma3.
+        family: llama, mistral, qwen2, qwen3, gemma2 or gemma3.
         seed: of the weights.
         num_layers: default 2; Gemma 3 has 3 (two sliding layers, one full).
-        sliding_window: of Gemma 3's sliding and Mistral's layers, in tokens.
+        sliding_window: of Gemma's sliding and Mistral's layers, in tokens.
         name: stored as the config's ``_name_or_path``; default ``tiny-<family>``.
         shape: entries of the config to have instead, sizes of tensors included.
 
@@ -78,7 +81,7 @@ def write_tiny_model(
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    _write_tokenizer(folder, vocab_size, max_position, add_bos=family == "gemma3")
+    _write_tokenizer(folder, vocab_size, max_position, add_bos=family in GEMMAS)
     return folder
 
 
@@ -94,11 +97,11 @@ def _config(
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 32 if family in {"gemma3", "qwen3"} else 16,
+        "head_dim": 32 if family in {*GEMMAS, "qwen3"} else 16,
         "max_position_embeddings": max_position,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": family == "gemma3",
+        "tie_word_embeddings": family in GEMMAS,
         "torch_dtype": "float32",
         "bos_token_id": _BOS_ID,
         "eos_token_id": [_EOS_ID, _END_ID],
@@ -116,6 +119,14 @@ def _config(
             "rope_theta": 1000000.0,
             "rope_local_base_freq": 10000.0,
         }
+    elif family == "gemma2":
+        config |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 24,
+            "sliding_window": sliding_window,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 8.0,
+        }
     else:
         config["hidden_act"] = "silu"
     if family == "mistral":
@@ -127,7 +138,7 @@ def _tensors(
     config: dict[str, Any], rng: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Weights scaled so that attention is not flat and logits spread by about 3."""
-    gemma = config["model_type"] == "gemma3_text"
+    gemma = config["model_type"] in {"gemma2", "gemma3_text"}
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config["head_dim"]
     q_size = config["num_attention_heads"] * head_dim
@@ -158,7 +169,7 @@ def _tensors(
         if config["model_type"] == "qwen2":
             for part, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
                 yield attention + f"{part}_proj.bias", matrix(1, size, 0.3 * size**0.5)[0]
-        if gemma or config["model_type"] == "qwen3":
+        if config["model_type"] in {"gemma3_text", "qwen3"}:
             yield attention + "q_norm.weight", norm(head_dim, 1.5)
             yield attention + "k_norm.weight", norm(head_dim, 1.5)
         yield prefix + "mlp.gate_proj.weight", matrix(inner, hidden, 1.5)

@@ -22,6 +22,16 @@ _GEMMA3_4B = {
     "head_dim": 256,
     "sliding_window": 1024,
 }
+_GEMMA2_2B = {
+    "model_type": "gemma2",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+}
 _LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -51,6 +61,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {  # entries of config.json; layers of
     "Qwen3-0.6B": _LLAMA | _QWEN3,
     "Llama-3.1-8B": _LLAMA,
     "Gemma 3 4B": _GEMMA3_4B,
+    "Gemma 2 2B": _GEMMA2_2B,
 }
 
 

@@ -45,6 +45,8 @@ def needed_bytes(layout: common_pb2.KVLayout, num_tokens: int) -> int:
         ("qwen2", "nixl", "bfloat16"),
         ("qwen3", "nixl", "int8"),
         ("qwen3", "inline", "float32"),
+        ("gemma2", "nixl", "float32"),
+        ("gemma2", "inline", "int8"),
         ("gemma3", "nixl", "float32"),
         ("gemma3", "inline", "int8"),
     ],

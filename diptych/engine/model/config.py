@@ -19,7 +19,6 @@ from diptych.errors import ConfigurationError
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
 _UNSUPPORTED_SWITCHES = (
-    "attn_logit_softcapping",
     "use_bidirectional_attention",
     "embedding_multiplier",
     "residual_multiplier",
@@ -91,6 +90,7 @@ class ModelConfig:
     tied_embeddings: bool
     embedding_scale: float  # of looked-up embeddings, rounded to the weights' dtype
     attention_scale: float  # of query-key products
+    score_softcap: float | None  # scaled products come no further from zero, by a tanh
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
@@ -150,7 +150,7 @@ class ModelConfig:
                 raise ConfigurationError(f"config.json: {key}={config[key]!r} is not supported")
         reader = _Reader(config)
         layers = reader.layers(family)
-        gemma = model_type == "gemma3_text"
+        gemma = family.is_gemma
         num_heads = reader.count("num_attention_heads", family.num_heads)
         num_kv_heads = reader.count("num_key_value_heads", family.num_kv_heads or num_heads)
         if num_heads % num_kv_heads:
@@ -161,7 +161,12 @@ class ModelConfig:
         head_dim = reader.count("head_dim", family.head_dim or hidden_size // num_heads)
         attention_bias = bool(config.get("attention_bias"))
         scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
-        softcap = reader.number("final_logit_softcapping", 0.0, zero_allowed=True)
+        score_softcap = reader.softcap("attn_logit_softcapping", family.score_softcap)
+        if score_softcap is not None and family.score_softcap is None:
+            raise ConfigurationError(
+                f"config.json: attn_logit_softcapping={score_softcap!r} is not supported "
+                f"of {model_type}"
+            )
         return cls(
             model_type=model_type,
             vocab_size=reader.count("vocab_size", family.vocab_size),
@@ -179,13 +184,14 @@ class ModelConfig:
             tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
             embedding_scale=hidden_size**0.5 if gemma else 1.0,
             attention_scale=scalar**-0.5,
+            score_softcap=score_softcap,
             qk_norm=family.qk_norm,
             qkv_bias=attention_bias or family.qkv_bias,
             output_bias=attention_bias,
             mlp_bias=bool(config.get("mlp_bias")),
             norm_offset=1.0 if gemma else 0.0,
             post_norms=gemma,
-            logit_softcap=softcap or None,
+            logit_softcap=reader.softcap("final_logit_softcapping", family.logit_softcap),
             layers=layers,
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             storage=read_storage(config),
@@ -205,6 +211,11 @@ class _Family:
     window_pattern: int | None = None  # every n-th layer is full; None: all slide
     rope_theta: float = 10000.0
     local_rope_theta: float | None = None  # of sliding layers
+    # Gemma's norms (of results too, with an offset), embeddings, gate and scale of products.
+    is_gemma: bool = False
+    # Where the config is silent; one that says null has none.
+    score_softcap: float | None = None
+    logit_softcap: float | None = None
     # Counts of models whose config leaves them to transformers; None: they must be there.
     vocab_size: int | None = None
     num_heads: int | None = None
@@ -217,7 +228,20 @@ _FAMILIES: Mapping[str, _Family] = {
     "mistral": _Family(window=4096),
     "qwen2": _Family(qkv_bias=True, window=4096, window_switch=True),
     "qwen3": _Family(qk_norm=True, head_dim=128, window=4096, window_switch=True),
+    "gemma2": _Family(
+        is_gemma=True,
+        head_dim=256,
+        window=4096,
+        window_pattern=2,
+        score_softcap=50.0,
+        logit_softcap=30.0,
+        vocab_size=256_000,
+        num_heads=8,
+        num_kv_heads=4,
+        max_position=8192,
+    ),
     "gemma3_text": _Family(
+        is_gemma=True,
         qk_norm=True,
         head_dim=256,
         window=4096,
@@ -282,6 +306,11 @@ class _Reader:
                 f"config.json: {key} must be a whole number, {most} at the most, is {value!r}"
             )
         return int(value)
+
+    def softcap(self, key: str, default: float | None) -> float | None:
+        if key not in self._config:
+            return default
+        return self.number(key, 0.0, zero_allowed=True) or None
 
     def activation(self, key: str, default: str) -> Activation:
         name = self._config.get(key) or default

@@ -1,7 +1,7 @@
 """Attention over the paged cache of host memory, in compiled loops where they work.
 
 They read the blocks in place: decode always, prefill of a float32 model from a float32
-cache. Prefill from another cache has its context gathered.
+cache. Prefill from another cache has its context gathered. Capped scores are torch's.
 """
 
 import torch
@@ -47,7 +47,8 @@ class CompiledAttention:
 
 
 def _chunk_attention(config: ModelConfig, access: KVAccess, dtype: torch.dtype) -> ChunkAttention:
-    if dtype is not torch.float32 or not TiledAttention.supports(config):
+    is_capped = config.score_softcap is not None  # which the kernel does not do
+    if dtype is not torch.float32 or is_capped or not TiledAttention.supports(config):
         return GatheredChunks(access, SDPA(config))
     tiled = TiledAttention(config)
     return _ChunksInPlace(access, tiled) if access.is_exact else GatheredChunks(access, tiled)

@@ -25,8 +25,8 @@ _BYTES_AHEAD = 8192  # how much later what is fetched is used, at least
 
 
 def supports(config: ModelConfig) -> bool:
-    """Whether the compiled loops take heads of this size."""
-    return config.head_dim % paged_loops.LANES == 0
+    """Whether the compiled loops take heads of this size, and its scores, which they do not cap."""
+    return config.head_dim % paged_loops.LANES == 0 and config.score_softcap is None
 
 
 class PagedDecode:

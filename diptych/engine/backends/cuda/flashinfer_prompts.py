@@ -42,6 +42,11 @@ class FlashInferPrompts:
                 f"attention flashinfer needs heads of {_HEAD_DIMS} (the model's have "
                 f"{config.head_dim})"
             )
+        if config.score_softcap is not None:
+            raise ConfigurationError(
+                "attention flashinfer serves no model with attn_logit_softcapping "
+                f"(got {config.score_softcap})"
+            )
         for name, each in (("dtype", dtype), ("kv_cache_dtype", kv_cache.dtype)):
             if each not in _DTYPES:
                 got = str(each).removeprefix("torch.")

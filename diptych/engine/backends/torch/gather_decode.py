@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.torch.kv_access import KVAccess
+from diptych.engine.backends.torch.soft_cap import cap_scores
 from diptych.engine.inputs import DecodeBatch
 from diptych.engine.model.config import ModelConfig
 
@@ -35,6 +36,8 @@ class GatherDecode:
         queries = grouped.reshape(len(keys), -1, head_dim).float()
         scores = torch.bmm(queries, keys.float().transpose(1, 2))
         scores = scores.mul_(self._config.attention_scale)
+        if self._config.score_softcap is not None:
+            cap_scores(scores, self._config.score_softcap)
         scores = scores.view(num_kv_heads, num_rows, num_heads // num_kv_heads, -1)
         scores.masked_fill_(view.hidden[None, :, None, :], float("-inf"))
         weights = torch.softmax(scores, -1).to(q.dtype).flatten(0, 1)

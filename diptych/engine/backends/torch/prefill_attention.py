@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.backends.torch.kv_access import KVAccess
+from diptych.engine.backends.torch.soft_cap import capped_attention
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import Rows
@@ -105,7 +106,7 @@ class SDPA:
     _MASK_SIZE = 1 << 20  # numbers; more only for the fewest queries
 
     def __init__(self, config: ModelConfig) -> None:
-        self._scale = config.attention_scale
+        self._scale, self._cap = config.attention_scale, config.score_softcap
 
     def __call__(self, q: Tensor, context: Tensor, view: ChunkView, out: Tensor) -> None:
         num_tokens, head_dim = len(q), q.shape[2]
@@ -115,14 +116,18 @@ class SDPA:
         for block in self._blocks(view, num_tokens):
             queries, keys = slice(block.begin, block.end), slice(block.first_key, block.end_key)
             shape = (*q.shape[:2], block.end_key - block.first_key, head_dim)
-            attended = F.scaled_dot_product_attention(
+            attended = self._attend(
                 q[:, :, queries],
                 context[0, :, None, keys].expand(shape),
                 context[1, :, None, keys].expand(shape),
-                attn_mask=block.mask(view, q),
-                scale=self._scale,
+                block.mask(view, q),
             )
             out[queries] = attended.permute(2, 0, 1, 3)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        if self._cap is not None:
+            return capped_attention(q, keys, values, mask, self._scale, self._cap)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
 
     def _blocks(self, view: ChunkView, num_tokens: int) -> Iterator["_Block"]:
         begin = 0

@@ -85,6 +85,28 @@ def test_gemma() -> None:
     assert config.layers[5].rope == RopeConfig(theta=1_000_000.0)
 
 
+def test_gemma_2() -> None:
+    """Neither cap is in a config that says nothing of it; one that says null has none."""
+    gemma = GEMMA | {"model_type": "gemma2", "query_pre_attn_scalar": 224}
+    config = ModelConfig.from_hf(gemma)
+    assert not config.qk_norm
+    assert config.post_norms
+    assert config.norm_offset == 1.0
+    assert config.tied_embeddings
+    assert config.attention_scale == 224**-0.5
+    assert config.embedding_scale == 640**0.5
+    assert config.activation is Activation.GELU_TANH
+    assert (config.score_softcap, config.logit_softcap) == (50.0, 30.0)
+    assert windows(config) == [512, None] * 3 + [512]
+    assert {layer.rope for layer in config.layers} == {RopeConfig(theta=10_000.0)}
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    uncapped = ModelConfig.from_hf(gemma | none)
+    assert (uncapped.score_softcap, uncapped.logit_softcap) == (None, None)
+    own = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10}
+    capped = ModelConfig.from_hf(gemma | own)
+    assert (capped.score_softcap, capped.logit_softcap) == (20.0, 10.0)
+
+
 @pytest.mark.parametrize(
     "spelling",
     [

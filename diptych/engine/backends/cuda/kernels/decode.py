@@ -9,7 +9,7 @@ Gimelshein 2018; Flash-Decoding).
 import triton
 import triton.language as tl
 
-from diptych.engine.backends.cuda.kernels import slots
+from diptych.engine.backends.cuda.kernels import slots, soft_cap
 
 
 @triton.jit(do_not_specialize=["table_size"])  # type: ignore[untyped-decorator]
@@ -32,6 +32,7 @@ def attend_parts(
     head_width: tl.constexpr,  # a power of two
     block_size: tl.constexpr,
     window: tl.constexpr,  # tokens; 0: none
+    softcap: tl.constexpr,  # of scores, to base e; None: none
     tile: tl.constexpr,  # tokens that are multiplied at a time
 ) -> None:
     """Launched over (rows, key-value heads, parts)."""
@@ -62,6 +63,8 @@ def attend_parts(
         within = tokens % block_size
         k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        if softcap is not None:
+            scores = soft_cap.capped(scores, softcap)
         scores = tl.where(is_own[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights, shrink = tl.exp2(scores - new_peak[:, None]), tl.exp2(peak - new_peak)

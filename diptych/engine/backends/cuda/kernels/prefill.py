@@ -7,7 +7,7 @@ keys that any of its queries sees, and keeps running sums (FlashAttention-2, Dao
 import triton
 import triton.language as tl
 
-from diptych.engine.backends.cuda.kernels import slots
+from diptych.engine.backends.cuda.kernels import slots, soft_cap
 
 NUM_FIELDS = tl.constexpr(4)  # of a tile
 
@@ -29,6 +29,7 @@ def attend_tiles(
     head_width: tl.constexpr,  # a power of two
     block_size: tl.constexpr,
     window: tl.constexpr,  # tokens; 0: none
+    softcap: tl.constexpr,  # of scores, to base e; None: none
     tile_queries: tl.constexpr,
     tile_keys: tl.constexpr,
 ) -> None:
@@ -60,6 +61,8 @@ def attend_tiles(
         within = tokens % block_size
         k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        if softcap is not None:
+            scores = soft_cap.capped(scores, softcap)
         is_seen = is_own[None, :] & (tokens[None, :] <= positions[:, None])
         if window:
             is_seen = is_seen & (tokens[None, :] > positions[:, None] - window)

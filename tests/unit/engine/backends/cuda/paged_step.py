@@ -78,7 +78,10 @@ class Case:
                 first = 0 if window is None else max(0, position + 1 - window)
                 keys, values = context[first : position + 1].unbind(1)
                 q = self.q[len(rows)].double()
-                weights = torch.softmax(torch.einsum("hd,nhd->hn", q, keys) * SCALE, -1)
+                scores = torch.einsum("hd,nhd->hn", q, keys) * SCALE
+                if self.config.score_softcap is not None:
+                    scores = self.config.score_softcap * (scores / self.config.score_softcap).tanh()
+                weights = torch.softmax(scores, -1)
                 rows.append(torch.einsum("hn,nhd->hd", weights, values))
         return torch.stack(rows)
 

@@ -45,7 +45,7 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
     assert len(products) == 3 * 2 * 2, "of each kind of numbers, few rows and many"
     layers = [part for part in found if part not in products]
     kinds = Counter((part["model"], part["capability"]) for part in layers)
-    assert len(kinds) == 4 * 2
+    assert len(kinds) == 5 * 2
     for model, capability in kinds:
         names = {
             part["kernel"]

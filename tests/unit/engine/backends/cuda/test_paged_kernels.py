@@ -74,6 +74,23 @@ def test_chunks_with_and_without_a_prefix(
     assert_close(got, case.expected(1))
 
 
+@pytest.mark.parametrize(("shape", "block_size", "window"), SHAPES, ids=str)
+def test_soft_caps_of_scores(
+    shape: tuple[int, int, int], block_size: int, window: int | None
+) -> None:
+    """Single tokens and chunks, against the definition and beside the CPU's plain backend."""
+    config = config_of(*shape, window, score_softcap=1.5)
+    case = Case.of(config, [*SINGLE, *CHUNKS], block_size)
+    assert_close(attended(case, 1, MANY), case.expected(1))
+    plain = torch.full_like(case.q, torch.nan)
+    attention = TorchAttention(config, case.cache, torch.float32)
+    attention.begin_step(case.inputs)(1, case.q, case.kv, plain)
+    assert_close(plain, case.expected(1))
+    if window != 1:  # a single token has all of the weight, whatever its score
+        uncapped = replace(case, config=replace(config, score_softcap=None))
+        assert float((case.expected(1) - uncapped.expected(1)).abs().max()) > 0.1
+
+
 def test_writes_its_own_slots_alone() -> None:
     case = Case.of(config_of(4, 2, 64, None), CHUNKS, 16)
     before, blocks = case.cache.tensor.clone(), case.cache.of_layer(1)

@@ -140,15 +140,27 @@ class ResponseBuilder:
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> bool:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
-        size = len(token_ids) if self._split is None else 1
         before = self.num_output_tokens
-        for at in range(0, len(token_ids), size):
-            now = slice(at, at + size)
-            if has_ended := self._add(token_ids[now], margins[now], logprobs[now]):
-                break
+        if self._split is None:
+            has_ended = self._add(token_ids, margins, logprobs)
+        else:
+            has_ended = self._add_singly(token_ids, margins, logprobs)
         if before >= self._num_resumed:
             self._emitted(self.num_output_tokens - before)
         return has_ended
+
+    def _add_singly(
+        self,
+        token_ids: Sequence[int],
+        margins: Sequence[float],
+        logprobs: Sequence[TokenLogprobs],
+    ) -> bool:
+        """See ``_add``; so that each token's text is told apart."""
+        for at in range(len(token_ids)):
+            now = slice(at, at + 1)
+            if self._add(token_ids[now], margins[now], logprobs[now]):
+                return True
+        return False
 
     def _add(
         self,
@@ -165,16 +177,17 @@ class ResponseBuilder:
         delta = self._detokenizer.push(shown)
         if delta.stop_match is not None:
             self.stop_match, used = delta.stop_match, delta.num_tokens_used
-        self._last_token_id = token_ids[used - 1]
+            token_ids, margins, logprobs = token_ids[:used], margins[:used], logprobs[:used]
+        self._last_token_id = token_ids[-1]
         self.num_output_tokens = position + used
         text = self._with_stop(delta)
         said = None if self._split is None else self._split.add(text)
         if position >= self._num_resumed:
             if said is not None and not self._joins(said):
                 self._unsent_thoughts.append(self._unsent(position))
-            self._unsent_ids += token_ids[:used]
-            self._unsent_margins += margins[:used]
-            self._unsent_logprobs += logprobs[:used]
+            self._unsent_ids += token_ids
+            self._unsent_margins += margins
+            self._unsent_logprobs += logprobs
             if said is None:
                 self._unsent_text += text
             else:

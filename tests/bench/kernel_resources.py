@@ -29,9 +29,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from diptych.engine.backends.cuda import kv_memory, sampler
+from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
-from diptych.engine.inputs import build_inputs
+from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
@@ -151,12 +152,25 @@ def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
         x,
         LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
     )
+    _attend_with_sinks(config, cache, inputs, dtype)
     logits = torch.empty(2, config.vocab_size)
     params = (SamplingParams(temperature=0.0), SamplingParams(top_k=40, top_p=0.9))
     sampler.draw(logits, [SampleSpec(params=each, allow_stop=True) for each in params], [9, 9])
     memory, block = cache.memory.bytes.view(torch.int64), np.array([cache.block_bytes // 8])
     for lines in (None, np.zeros((1, 40), np.int64)):
         kv_memory.add_up(memory, Words(block, block, lines))
+
+
+def _attend_with_sinks(
+    config: ModelConfig, cache: KVCache, inputs: StepInputs, dtype: torch.dtype
+) -> None:
+    """Of each kind of layer; no model that is served has them."""
+    sinks = [torch.zeros(config.num_heads)] * config.num_layers
+    step = PagedAttention(config, cache, 1, sinks=sinks).begin_step(inputs)
+    q = torch.zeros(len(inputs.token_ids), config.num_heads, config.head_dim, dtype=dtype)
+    kv = torch.zeros(len(q), 2, config.num_kv_heads, config.head_dim, dtype=dtype)
+    for layer in range(config.num_layers):
+        step(layer, q, kv, q)
 
 
 def _weights(config: ModelConfig) -> LayerWeights:

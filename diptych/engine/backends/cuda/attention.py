@@ -5,6 +5,7 @@ All tokens of a step are written by one launch for each layer, single tokens att
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,11 +37,15 @@ class PagedAttention:
         num_processors: int,
         send: Send = torch.from_numpy,
         prompts: FlashInferPrompts | None = None,
+        sinks: Sequence[Tensor] | None = None,
     ) -> None:
         """num_processors: the device's, that a decode step is to keep busy.
 
-        prompts: attends for their chunks, instead of a kernel of ours.
+        prompts: attends for their chunks, instead of a kernel of ours. sinks: for each layer
+        [num_heads] float32, a score that takes its share of a head's weight for no token.
         """
+        assert prompts is None or sinks is None, "it is not told of sinks"
+        self._sinks = sinks
         self._prompts = prompts
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
         self._send = send
@@ -52,7 +57,13 @@ class PagedAttention:
         elif inputs.prefills:
             prefills = _Prefills(self._config, self._kv_cache, inputs, self._send)
         return _PagedStep(
-            self._config, self._kv_cache, inputs, prefills, self._num_processors, self._send
+            self._config,
+            self._kv_cache,
+            inputs,
+            prefills,
+            self._num_processors,
+            self._send,
+            self._sinks,
         )
 
 
@@ -84,8 +95,10 @@ class _PagedStep:
         prefills: "_Prefills | PlannedPrompts | None",
         num_processors: int,
         send: Send,
+        sinks: Sequence[Tensor] | None,
     ) -> None:
         self._config, self._kv_cache, self._prefills = config, kv_cache, prefills
+        self._sinks = sinks
         self._slots = inputs.slots
         self._decodes = None
         if inputs.decodes is not None:
@@ -113,12 +126,13 @@ class _PagedStep:
             num_warps=4,
         )
         window = config.layers[layer].sliding_window or 0
+        sinks = None if self._sinks is None else self._sinks[layer]
         if self._decodes is not None:
-            self._decodes.attend(place, window, q, out)
+            self._decodes.attend(place, window, sinks, q, out)
         if isinstance(self._prefills, PlannedPrompts):
             self._prefills.attend(place.blocks, window, q, out, rows)
         elif self._prefills is not None:
-            self._prefills.attend(place, window, q, out, rows)
+            self._prefills.attend(place, window, sinks, q, out, rows)
 
 
 class _Decodes:
@@ -144,7 +158,9 @@ class _Decodes:
         self._logs = torch.empty(shape, device=batch.context_lens.device)
         self._parts = self._logs.new_empty(*shape, config.head_dim)
 
-    def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor) -> None:
+    def attend(
+        self, place: _Layer, window: int, sinks: Tensor | None, q: Tensor, out: Tensor
+    ) -> None:
         """Of the first rows of q and out: [N, num_heads, head_dim]."""
         config = self._config
         num_rows, table_size = self._tables.shape
@@ -175,6 +191,7 @@ class _Decodes:
         decode.merge_parts[(num_rows, config.num_heads)](
             self._parts,
             self._logs,
+            sinks,
             out,
             self._num_parts,
             width=_MAX_PARTS,
@@ -196,7 +213,15 @@ class _Prefills:
         self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
         self._all = send(self._tiles.fields)
 
-    def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor, rows: Rows | None) -> None:
+    def attend(
+        self,
+        place: _Layer,
+        window: int,
+        sinks: Tensor | None,
+        q: Tensor,
+        out: Tensor,
+        rows: Rows | None,
+    ) -> None:
         """Of q and out [N, num_heads, head_dim] those tiles that hold one of the rows."""
         config = self._config
         tiles = self._all if rows is None else self._send(self._tiles.holding(rows).fields)
@@ -208,6 +233,7 @@ class _Prefills:
             place.scales,
             tiles,
             self._block_ids,
+            sinks,
             out,
             *place.strides,
             config.attention_scale * _LOG2_E,

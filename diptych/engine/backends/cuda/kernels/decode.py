@@ -9,7 +9,7 @@ Gimelshein 2018; Flash-Decoding).
 import triton
 import triton.language as tl
 
-from diptych.engine.backends.cuda.kernels import slots, soft_cap
+from diptych.engine.backends.cuda.kernels import score_forms, slots
 
 
 @triton.jit(do_not_specialize=["table_size"])  # type: ignore[untyped-decorator]
@@ -64,7 +64,7 @@ def attend_parts(
         k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         if softcap is not None:
-            scores = soft_cap.capped(scores, softcap)
+            scores = score_forms.capped(scores, softcap)
         scores = tl.where(is_own[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights, shrink = tl.exp2(scores - new_peak[:, None]), tl.exp2(peak - new_peak)
@@ -85,6 +85,7 @@ def attend_parts(
 def merge_parts(
     parts: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim]
     logs: tl.tensor,  # [num_rows, num_heads, num_parts]
+    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none
     out: tl.tensor,  # [num_rows, num_heads, head_dim]
     num_parts: int,
     width: tl.constexpr,  # the most parts, a power of two
@@ -99,9 +100,14 @@ def merge_parts(
     # A part without tokens has a logarithm of -inf, and one that met a NaN has that.
     is_filled = log != float("-inf")
     peak = tl.max(log, 0)
+    if sinks is not None:
+        sink = score_forms.to_base_2(tl.load(sinks + tl.program_id(1)))
+        peak = tl.maximum(peak, sink)
     weights = tl.where(is_filled, tl.exp2(log - peak), 0.0)
     is_loaded = is_filled[:, None] & (dims < head_dim)[None, :]
     results = tl.load(parts + places[:, None] * head_dim + dims[None, :], mask=is_loaded, other=0.0)
     total = tl.sum(weights, 0)
+    if sinks is not None:
+        total += tl.exp2(sink - peak)
     result = tl.sum(results * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + head * head_dim + dims, result.to(out.dtype.element_ty), mask=dims < head_dim)

@@ -7,7 +7,7 @@ keys that any of its queries sees, and keeps running sums (FlashAttention-2, Dao
 import triton
 import triton.language as tl
 
-from diptych.engine.backends.cuda.kernels import slots, soft_cap
+from diptych.engine.backends.cuda.kernels import score_forms, slots
 
 NUM_FIELDS = tl.constexpr(4)  # of a tile
 
@@ -19,6 +19,7 @@ def attend_tiles(
     scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     tiles: tl.tensor,  # [num_tiles, 4] int64: first row, rows, first position, place in block_ids
     block_ids: tl.tensor,  # [...] int64, the chunks' tables one after the other
+    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none
     out: tl.tensor,  # [N, num_heads, head_dim]
     block_stride: int,
     value_stride: int,
@@ -49,9 +50,12 @@ def attend_tiles(
     queries = tl.load(q + rows, mask=is_element, other=0.0)
     positions = position + members
 
-    peak = tl.full([tile_queries], float("-inf"), tl.float32)
+    peak = tl.full([tile_queries], 0.0 if sinks is not None else float("-inf"), tl.float32)
     total = tl.zeros([tile_queries], tl.float32)
     sums = tl.zeros([tile_queries, head_width], tl.float32)
+    if sinks is not None:
+        peak += score_forms.to_base_2(tl.load(sinks + head))
+        total += 1.0
     for token in range(begin, end, tile_keys):
         tokens = token + tl.arange(0, tile_keys)
         is_own = tokens < end
@@ -62,7 +66,7 @@ def attend_tiles(
         k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         if softcap is not None:
-            scores = soft_cap.capped(scores, softcap)
+            scores = score_forms.capped(scores, softcap)
         is_seen = is_own[None, :] & (tokens[None, :] <= positions[:, None])
         if window:
             is_seen = is_seen & (tokens[None, :] > positions[:, None] - window)

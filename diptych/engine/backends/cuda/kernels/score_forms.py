@@ -1,4 +1,4 @@
-"""Scores that come no further from zero than a cap, as Gemma 2 has them."""
+"""Scores with the logarithm of e to base 2; and those that a cap holds, as Gemma 2 has them."""
 
 import math
 
@@ -6,6 +6,12 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def to_base_2(score: tl.tensor) -> tl.tensor:
+    """As scores are that have the logarithm of e to base 2."""
+    return score * LOG2_E
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -211,7 +211,7 @@ def test_on_smaller_processors(features: str) -> None:
         "from diptych.engine.inputs import PrefillChunk;"
         "from diptych.engine.backends.cpu.prefill_attention import TiledAttention;"
         "from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView;"
-        "config = SimpleNamespace(head_dim=144, attention_scale=0.1);"
+        "config = SimpleNamespace(head_dim=144, attention_scale=0.1, score_softcap=None);"
         "chunk = PrefillChunk(0, 70, 130, torch.zeros(0).long());"
         "view = ChunkView(chunk, 150, 0, None, slice(0));"
         "q, context = torch.randn(70, 6, 144), torch.randn(2, 2, 200, 144);"

@@ -10,10 +10,14 @@ class RequestClass(enum.StrEnum):
     STANDARD = "standard"
     BATCH = "batch"
 
+    @property
+    def number(self) -> int:
+        """As ``Priority`` in inference.proto has it: from 1, the most urgent."""
+        return 1 + list(RequestClass).index(self)
+
     def is_above(self, other: "RequestClass") -> bool:
         """Whether it is the more urgent one."""
-        order = list(RequestClass)
-        return order.index(self) < order.index(other)
+        return self.number < other.number
 
 
 def read_class(name: object) -> RequestClass:

@@ -129,7 +129,7 @@ def _make_services(
         max_placed=config.max_concurrent,
         schedule=loop.call_soon,
         schedule_rest=partial(loop.call_later, _PUMP_REST_S),
-        has_room=lambda: cluster.snapshot().has_room,
+        has_room=lambda payers: cluster.snapshot().has_room_for(payers),
         departures=Departures(loop.time, random.random),
         queue=FairQueue(config.classes.weight_of),
         clock=loop.time,

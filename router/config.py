@@ -287,6 +287,13 @@ class RouterConfig(ProcessConfig):
         ge=1,
         description="Prompt tokens this router lets wait on one prefill worker; more wait here.",
     )
+    prefill_runway_s: float = Field(
+        2.0,
+        gt=0,
+        description="The same in seconds of the worker's computing, once it has measured that, s: "
+        "as much as keeps it busy with full steps. One prompt of each tenant and class may be "
+        "beyond it, as workers take them in turns.",
+    )
     placement: Literal["least-loaded", "predicted"] = Field(
         "least-loaded",
         description="How workers are chosen: by the fewest tokens of work, or by the least "

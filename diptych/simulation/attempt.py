@@ -16,6 +16,8 @@ from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.router import Seat, SimulatedRouter
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
+from router.placement.claim import payer_of
+from router.placement.fair_queue import DEFAULT_WEIGHTS
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -52,6 +54,9 @@ class Request(NamedTuple):
             to_pull=to_pull,
             block_keys=list(self.block_keys),
             yields=self.yields,
+            payer=payer_of(self.request_class, self.tenant),
+            tier=self.request_class.number,
+            tier_weight=DEFAULT_WEIGHTS[self.request_class],
         )
 
 
@@ -183,7 +188,8 @@ class Attempt:
             lease.is_expected = True
             self._router.policy.cache.expect(worker.incarnation, self._request.block_keys)
         num_tokens = len(self._request.prompt_ids)
-        self._router.backlog.opened(self._request.number, worker, num_tokens)
+        payer = payer_of(self._request.request_class, self._request.tenant)
+        self._router.backlog.opened(self._request.number, worker, num_tokens, payer)
         self._later(lambda: self._begin_lease(lease))
 
     def _begin_lease(self, lease: _Lease) -> None:

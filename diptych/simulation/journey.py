@@ -14,6 +14,7 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
+from router.placement.claim import payer_of
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
 from router.placement.spare import BATCH_YIELDS_S, gives_way, seen_by
@@ -162,6 +163,7 @@ class Journey:
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
+            payer=payer_of(request.request_class, request.tenant),
             is_batch=request.request_class is RequestClass.BATCH,
             yields=self._yields(),
             may_refuse=request.may_refuse and not self._was_placed,

@@ -12,6 +12,7 @@ from diptych.simulation.worker import SimulatedWorker
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
 from router.placement.engine_seconds import RecentRates
+from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
@@ -37,6 +38,12 @@ class RouterLimits(NamedTuple):
     max_queue: int = 256
     max_concurrent: int = 256
     max_pending_prefill_tokens: int = 16384
+    prefill_runway_s: float = 2.0
+
+    @property
+    def runway(self) -> Runway:
+        """As the router makes it."""
+        return Runway(self.max_pending_prefill_tokens, self.prefill_runway_s)
 
 
 class Seat(NamedTuple, Generic[S]):
@@ -100,7 +107,7 @@ class SimulatedRouter:
         self.prefill: dict[WorkerId, Seat[PrefillSeen]] = {}
         self.decode: dict[WorkerId, Seat[DecodeSeen]] = {}
         for host in prefill:
-            self._seat_prefill(host, limits.max_pending_prefill_tokens)
+            self._seat_prefill(host, limits.runway)
         for host in decode:
             self._seat_decode(host)
         for host in {host.worker: host for host in [*prefill, *decode]}.values():
@@ -111,7 +118,7 @@ class SimulatedRouter:
             max_placed=limits.max_concurrent,
             schedule=agenda.soon,
             schedule_rest=partial(agenda.after, _PUMP_REST_S),
-            has_room=lambda: self.snapshot().has_room,
+            has_room=lambda payers: self.snapshot().has_room_for(payers),
             departures=Departures(lambda: agenda.now_s, random.Random(seed).random),
             clock=lambda: agenda.now_s,
         )
@@ -130,9 +137,10 @@ class SimulatedRouter:
     def _forget_snapshot(self) -> None:
         self._snapshot = None
 
-    def _seat_prefill(self, host: SimulatedWorker, max_pending: int) -> None:
+    def _seat_prefill(self, host: SimulatedWorker, runway: Runway) -> None:
         changed = partial(self._changed, host.worker)
-        seen = PrefillSeen(host.worker, Told(host.engine), max_pending, changed)
+        num_behind = partial(self.backlog.num_behind, host.worker)
+        seen = PrefillSeen(host.worker, Told(host.engine), runway, changed, num_behind)
         self.prefill[host.worker] = Seat(host, seen)
         self._prefill_views.add(host.worker, seen.view)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.runway import Runway
 from router.placement.spare import computes_at_once, is_idle
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
@@ -51,23 +52,26 @@ class PrefillSeen:
         self,
         worker: WorkerId,
         told: Told,
-        max_pending_tokens: int,
+        runway: Runway,
         on_change: Callable[[bool], None],
+        num_behind: Callable[[bytes], int],
     ) -> None:
         self._worker = worker
         self._told = told
-        self._max_pending_tokens = max_pending_tokens
+        self._runway = runway
+        self._num_behind = num_behind
         self._on_change = on_change
         self.beside: DecodeSeen | None = None  # the same worker, as one that decodes
         self._num_own = self._num_others = self._num_told = self._num_sent = 0  # prompt tokens
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
-        was_idle = self._is_idle
+        was_open, was_idle = self._has_runway, self._is_idle
         self._told = told
         self._num_others = max(0, told.work.num_prefill_tokens - self._num_own)
         self._num_told, self._num_sent = self._num_own, 0
-        self._on_change(self._is_idle and not was_idle)
+        is_open, is_idle_now = self._has_runway, self._is_idle
+        self._on_change((is_open and not was_open) or (is_idle_now and not was_idle))
 
     def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> None:
         """So many tokens of ours wait there now, so many of them sent since it told."""
@@ -93,7 +97,12 @@ class PrefillSeen:
 
     @property
     def _has_runway(self) -> bool:
-        return self._num_own < self._max_pending_tokens
+        return self._runway.is_open(self._num_left, self._told.tokens_per_s)
+
+    @property
+    def _num_left(self) -> int:
+        """Of the router's own, less what was computed of those that had begun."""
+        return min(self._num_own, self._told.work.num_prefill_tokens + self._num_sent)
 
     @property
     def _is_idle(self) -> bool:
@@ -112,6 +121,8 @@ class PrefillSeen:
             num_pending_tokens=self._num_pending_tokens,
             max_model_len=self._told.max_model_len,
             has_runway=self._has_runway,
+            is_open_beyond=self._runway.is_open_beyond(self._num_left, self._told.tokens_per_s),
+            num_behind=self._num_behind,
             num_available_blocks=self._told.num_available_blocks,
             tokens_per_s=self._told.tokens_per_s,
             engine=self._told.engine_view(self._num_sent + num_local, self.num_computed_tokens),

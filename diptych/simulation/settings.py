@@ -123,6 +123,7 @@ class SimulationConfig(BaseModel):
     max_queue: int = Field(256, ge=0, description="As the router's.")
     max_concurrent: int = Field(256, ge=1, description="As the router's.")
     max_pending_prefill_tokens: int = Field(16384, ge=1, description="As the router's.")
+    prefill_runway_s: float = Field(2.0, gt=0, description="As the router's, s.")
     refuse_unreachable: bool = Field(
         True, description="As the router's, and as if each request asked for the table's objective."
     )
@@ -175,7 +176,12 @@ class SimulationConfig(BaseModel):
 
     def limits(self) -> RouterLimits:
         """The router's."""
-        return RouterLimits(self.max_queue, self.max_concurrent, self.max_pending_prefill_tokens)
+        return RouterLimits(
+            self.max_queue,
+            self.max_concurrent,
+            self.max_pending_prefill_tokens,
+            self.prefill_runway_s,
+        )
 
     def requests(self, shapes: Sequence[Shape], rate: float | None) -> Iterator[Shape]:
         """In order of time, with our lengths; None: at the trace's own times."""

@@ -116,18 +116,24 @@ class PromptLogprobs(_message.Message):
     def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "cache_salt", "yields")
+    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "cache_salt", "yields", "payer", "tier", "tier_weight")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     YIELDS_FIELD_NUMBER: _ClassVar[int]
+    PAYER_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TIER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
     cache_salt: bytes
     yields: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., yields: _Optional[bool] = ...) -> None: ...
+    payer: bytes
+    tier: int
+    tier_weight: float
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., yields: _Optional[bool] = ..., payer: _Optional[bytes] = ..., tier: _Optional[int] = ..., tier_weight: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_after_s")

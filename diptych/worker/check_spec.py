@@ -1,5 +1,6 @@
 """A worker's own check of what a router sends. Pure."""
 
+import math
 from collections.abc import Iterable
 
 from diptych.errors import InvalidRequestError
@@ -7,6 +8,7 @@ from diptych.sampling_params import MAX_BAD_WORDS, SamplingParams, check_options
 from diptych.v1 import common_pb2
 
 MAX_SALT_BYTES = 64  # as inference.proto says
+MAX_PAYER_BYTES, MAX_TIER = 64, 15  # as common.proto says
 MAX_GRAMMAR_BYTES = 512 * 2**10  # as common.proto says
 
 
@@ -31,6 +33,12 @@ def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len:
         )
     if len(spec.cache_salt) > MAX_SALT_BYTES:
         raise InvalidRequestError(f"longer than {MAX_SALT_BYTES} bytes", field="spec.cache_salt")
+    if len(spec.payer) > MAX_PAYER_BYTES:
+        raise InvalidRequestError(f"longer than {MAX_PAYER_BYTES} bytes", field="spec.payer")
+    if spec.tier > MAX_TIER:
+        raise InvalidRequestError(f"{spec.tier} is above {MAX_TIER}", field="spec.tier")
+    if not 0 <= spec.tier_weight < math.inf:
+        raise InvalidRequestError(f"{spec.tier_weight} is no weight", field="spec.tier_weight")
     _check_sampling(spec.sampling, num_output=num_tokens - num_prompt, vocab_size=vocab_size)
 
 

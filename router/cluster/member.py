@@ -1,14 +1,17 @@
 """What placement sees of one worker: a view, made anew only when something of it changed."""
 
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from diptych.block_needs import ShippedBytes
 from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
+from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
 from router.placement.place import NOWHERE, Place
+from router.placement.runway import Runway
 from router.placement.spare import computes_at_once, is_idle
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
@@ -57,15 +60,20 @@ class PrefillMember:
 
     role = worker_pb2.WORKER_ROLE_PREFILL
 
-    def __init__(self, watch: WorkerWatch, *, max_pending_tokens: int) -> None:
+    def __init__(self, watch: WorkerWatch, *, runway: Runway, backlog: PrefillBacklog) -> None:
+        """``backlog``: what waits there of this router's; who loads it tells of it."""
         self.watch = watch
         self.gate = gate_of(watch)
         self.is_placeable = False  # it is ready, has this role and the model that is served
         self.beside: DecodeMember | None = None  # the same worker, as one that decodes
         self.found_at = NOWHERE  # where its discovery says that it is
-        self._max_pending_tokens = max_pending_tokens
+        self._runway = runway
+        self._backlog = backlog
         self._num_own_tokens = 0
         self._num_others_tokens = 0
+        self._num_left_tokens = (
+            0  # of all, when the worker said how it is: begun prompts count less
+        )
         self._num_told_tokens = 0  # of ours, when the worker said how it is
         self._num_sent_tokens = 0  # of ours, since then
         self._was_open = self._was_idle = False
@@ -77,6 +85,7 @@ class PrefillMember:
         if state is not None:
             published = state.num_pending_prefill_tokens
             self._num_others_tokens = max(0, published - self._num_own_tokens)
+            self._num_left_tokens = published
             self._num_told_tokens = self._num_own_tokens
             self._num_sent_tokens = 0
         return self.refresh()
@@ -99,6 +108,10 @@ class PrefillMember:
                 num_pending_tokens=self._num_pending_tokens,
                 max_model_len=state.max_model_len,
                 has_runway=self._has_runway,
+                is_open_beyond=self._runway.is_open_beyond(
+                    self._num_own_left_tokens, state.prefill_tokens_per_s
+                ),
+                num_behind=partial(self._backlog.num_behind, worker),
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
@@ -128,7 +141,15 @@ class PrefillMember:
 
     @property
     def _has_runway(self) -> bool:
-        return self._num_own_tokens < self._max_pending_tokens
+        state = self.watch.state
+        return state is not None and self._runway.is_open(
+            self._num_own_left_tokens, state.prefill_tokens_per_s
+        )
+
+    @property
+    def _num_own_left_tokens(self) -> int:
+        """Less what was computed of prompts that had begun when the worker told."""
+        return min(self._num_own_tokens, self._num_left_tokens + self._num_sent_tokens)
 
     @property
     def _is_idle(self) -> bool:

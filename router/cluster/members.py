@@ -20,6 +20,7 @@ from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
 from router.placement.place import NOWHERE, Place
+from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
 from router.placement.types import Policy, Snapshot, WorkerId
 
@@ -358,10 +359,13 @@ class Cluster:
 
         True: there is one more whose KV could be pulled.
         """
-        address, most = watch.address, self._config.max_pending_prefill_tokens
+        address, config = watch.address, self._config
         is_source = address in self._prefill
         if worker_pb2.WORKER_ROLE_PREFILL in roles and not is_source:
-            self._prefill[address] = PrefillMember(watch, max_pending_tokens=most)
+            runway = Runway(config.max_pending_prefill_tokens, config.prefill_runway_s)
+            self._prefill[address] = PrefillMember(
+                watch, runway=runway, backlog=self.prefill_backlog
+            )
         if worker_pb2.WORKER_ROLE_DECODE in roles and address not in self._decode:
             self._decode[address] = DecodeMember(self._link(watch))
             self._members_changed.set()

@@ -17,10 +17,16 @@ class PrefillBacklog:
         self._on_change = on_change
         self._pending: dict[int, tuple[WorkerId, int]] = {}  # by the lease's sequence id
         self._sums: Counter[WorkerId] = Counter()
+        self._payers: dict[int, bytes] = {}
+        self._by_payer: Counter[tuple[WorkerId, bytes]] = Counter()  # prompts that wait
         self._sent: dict[WorkerId, set[int]] = {}  # sequence ids, since the worker told
 
-    def opened(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
+    def opened(
+        self, sequence_id: int, worker: WorkerId, num_tokens: int, payer: bytes = b""
+    ) -> None:
         """A lease was asked for."""
+        self._payers[sequence_id] = payer
+        self._by_payer[worker, payer] += 1
         self._sent.setdefault(worker, set()).add(sequence_id)
         self._set(sequence_id, worker, num_tokens)
 
@@ -34,6 +40,10 @@ class PrefillBacklog:
         """Its prompt is computed, or the lease is gone. Idempotent."""
         worker, num_tokens = self._pending.pop(sequence_id, (None, 0))
         if worker is not None:
+            key = worker, self._payers.pop(sequence_id)
+            self._by_payer[key] -= 1
+            if not self._by_payer[key]:
+                del self._by_payer[key]
             sent = self._sent.get(worker, set())
             sent.discard(sequence_id)
             if not sent:
@@ -47,6 +57,13 @@ class PrefillBacklog:
     def num_pending_tokens(self, worker: WorkerId) -> int:
         """Of this router's prompts on ``worker``."""
         return self._sums[worker]
+
+    def num_behind(self, worker: WorkerId, payer: bytes) -> int:
+        """Tokens that wait there and do so behind that payer's next prompt, as payers take turns.
+
+        0 where one of its own waits there already. Of the others the first goes on.
+        """
+        return 0 if (worker, payer) in self._by_payer else self._sums[worker]
 
     def num_sent_tokens(self, worker: WorkerId) -> int:
         """Of these, such as were sent since it told how it is."""

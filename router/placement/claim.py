@@ -1,5 +1,7 @@
 """Whose a request is, how urgent, and what it was promised: its claim on workers. Plain data."""
 
+import hashlib
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from diptych.request_class import RequestClass
@@ -12,6 +14,12 @@ class Claim(NamedTuple):
     tenant: str = ""  # the one without a name is everybody, where nobody is known
     first_token_due_s: float | None = None  # a moment of the monotonic clock; None: no matter
     tpot_s: float | None = None  # between two tokens, on average; None: no matter
+
+
+@lru_cache(1024)
+def payer_of(request_class: RequestClass, tenant: str) -> bytes:
+    """By what workers know whose turn it is; who it is they are not told."""
+    return hashlib.blake2b(f"{request_class.value} {tenant}".encode(), digest_size=8).digest()
 
 
 NO_CLAIM: Final = Claim()

@@ -32,7 +32,9 @@ def _may_prefill(query: Query, snapshot: Snapshot) -> list[PrefillView]:
     if query.on_prefill is not None:
         return [view for view in snapshot.prefill if view.worker == query.on_prefill]
     num_tokens, barred = query.num_max_tokens, query.failed | query.refused
-    able = [v for v in snapshot.prefill if v.has_runway and v.max_model_len >= num_tokens]
+    able = [
+        v for v in snapshot.prefill if v.takes_from(query.payer) and v.max_model_len >= num_tokens
+    ]
     return [v for v in able if v.worker.incarnation not in barred] if barred else able
 
 

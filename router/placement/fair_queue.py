@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from diptych.request_class import RequestClass
+from router.placement.claim import payer_of
 
 DEFAULT_WEIGHTS: Final[Mapping[RequestClass, float]] = {
     RequestClass.REALTIME: 8.0,
@@ -147,6 +148,10 @@ class _Line(Generic[T]):
     def find(self, name: str) -> _Tenant[T] | None:
         """Whose counter is still known."""
         return self._tenants.get(name)
+
+    def names_waiting(self) -> Iterator[str]:
+        """Of the tenants of whom something waits."""
+        return (name for name in self._tenants if name not in self._idle)
 
     def entered(self, name: str) -> _Tenant[T]:
         """The tenant, of whom something waits from now on."""
@@ -293,6 +298,13 @@ class FairQueue(Generic[T]):
         self._changed(tenant, len(tenant.all) + 1)
         if not tenant.all:
             tenant.line.emptied(tenant)
+
+    def payers(self) -> Iterator[bytes]:
+        """Of whom something waits, as workers know them."""
+        for request_class, line in self._lines.items():
+            if line.num_tenants:
+                for name in line.names_waiting():
+                    yield payer_of(request_class, name)
 
     def charge(self, turn: Turn) -> Charged:
         """One with that turn goes to the engines, whether or not it waited here."""

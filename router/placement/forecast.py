@@ -2,8 +2,8 @@
 
 A forecast is a function of what workers said on Watch and of what this router has sent them
 since: the queue there is worked off in steps as long as the worker's own model of them says.
-Prompts are computed in the order in which they came; what a step has of one is bounded by the
-worker's budget.
+A payer's prompts are computed in the order in which they came, and payers take turns; what a step
+has of one is bounded by the worker's budget.
 """
 
 import math
@@ -46,14 +46,19 @@ class PrefillForecast(NamedTuple):
     num_own_steps: int
 
 
-def of_prefill(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
-    """What computing ``prompt`` takes there; None: the worker's steps are not known yet."""
+def of_prefill(
+    view: PrefillView | DecodeView, prompt: StepWork, num_behind: int = 0
+) -> PrefillForecast | None:
+    """What computing ``prompt`` takes there; None: the worker's steps are not known yet.
+
+    ``num_behind`` tokens of others' prompts come behind it, but for a step's that has begun.
+    """
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return None
     cost, rows = engine.model.prefill, engine.work.num_decode_rows
-    queued = _queued(engine, prompt)
     budget = max(1, engine.max_batched_tokens - rows)
+    queued = _queued(engine, prompt, max(0, num_behind - budget))
     beside = StepWork(rows, engine.work.num_context_tokens)  # with each of the steps
 
     def steps_s(work: StepWork) -> tuple[float, int]:
@@ -105,8 +110,8 @@ def alone_s(view: DecodeView, num_tokens: int) -> float | None:
     return engine.model.decode.expected_s(StepWork(1, num_tokens))
 
 
-def _queued(engine: EngineView, prompt: StepWork) -> StepWork:
-    """Prompts ahead of ours: what the worker said, and what changed since.
+def _queued(engine: EngineView, prompt: StepWork, num_passed: int) -> StepWork:
+    """Prompts ahead of ours: what the worker said, and what changed since, less what ours passes.
 
     Of what was sent since, the lengths are taken to be ours.
     """
@@ -115,7 +120,9 @@ def _queued(engine: EngineView, prompt: StepWork) -> StepWork:
     num_left = max(0, said.num_prefill_tokens - engine.num_computed_tokens)
     pairs = said.num_attention_pairs * num_left / (said.num_prefill_tokens or 1)
     pairs += since * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
-    return StepWork(num_prefill_tokens=num_left + since, num_attention_pairs=round(pairs))
+    num_ahead = max(0, num_left + since - num_passed)
+    pairs *= num_ahead / (num_left + since or 1)
+    return StepWork(num_prefill_tokens=num_ahead, num_attention_pairs=round(pairs))
 
 
 def _elapsed_s(engine: EngineView, queued_s: float, num_queued: int) -> float:

@@ -284,7 +284,10 @@ class Predicted:
         parts = self._parting.parts(snapshot)
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
-        computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in near_p]
+        computed = [
+            (view, of_prefill(view, self._prompt(query, view.worker), view.num_behind(query.payer)))
+            for view in near_p
+        ]
         decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]

@@ -11,7 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from router.placement.types import DecodeView, PrefillView, Query, Snapshot, WorkerId
+from router.placement.types import (
+    DecodeView,
+    PrefillView,
+    Query,
+    Snapshot,
+    WorkerId,
+)
 
 BATCH_YIELDS_S: Final = 10.0  # after which a batch request takes its turn like any other
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes
@@ -78,7 +84,7 @@ def _is_short(query: Query, view: DecodeView) -> bool:
 
 
 def _with_runway(view: PrefillView, is_spare: bool) -> PrefillView:
-    return view if is_spare or not view.has_runway else replace(view, has_runway=False)
+    return view if is_spare else replace(view, has_runway=False, is_open_beyond=False)
 
 
 def _with_places(query: Query, view: DecodeView, is_spare: bool) -> DecodeView:

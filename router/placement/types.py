@@ -1,7 +1,7 @@
 """What placement is asked, what it knows, and what it answers. Plain data and one seam."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -11,6 +11,11 @@ from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.place import NOWHERE, Place
+
+
+def nothing_behind(payer: bytes) -> int:
+    """Where payers take no turns, or it is not known."""
+    return 0
 
 
 class WorkerId(NamedTuple):
@@ -46,10 +51,17 @@ class PrefillView:
     num_pending_tokens: int  # of all prompts it has not computed yet, all routers' together
     max_model_len: int
     has_runway: bool = True  # may take more of this router's prompts
+    is_open_beyond: bool = False  # without runway: to payers of whom none of ours waits there
+    num_behind: Callable[[bytes], int] = field(default=nothing_behind, compare=False)
+    """Tokens of others' prompts that a payer's next one passes there."""
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     tokens_per_s: float = 0.0  # measured; 0 until known
     place: Place = NOWHERE
     engine: EngineView | None = None  # None: it does not say
+
+    def takes_from(self, payer: bytes) -> bool:
+        """Whether it may take one more prompt of that payer's."""
+        return self.has_runway or (self.is_open_beyond and self.num_behind(payer) > 0)
 
     @property
     def num_obtainable_blocks(self) -> int | None:
@@ -101,9 +113,18 @@ class Snapshot:
     decode: tuple[DecodeView, ...] = ()
     has_prefill_pool: bool = True  # there shall be prefill workers, whether or not one is ready
 
+    def has_room_for(self, payers: Iterable[bytes]) -> bool:
+        """Whether a request of one of them could be placed; if not, there is no use in asking."""
+        if self.has_room:
+            return True
+        if self.decode and not any(view.has_room for view in self.decode):
+            return False
+        beyond = [view for view in self.prefill if view.is_open_beyond]
+        return bool(beyond) and any(view.takes_from(each) for each in payers for view in beyond)
+
     @property
     def has_room(self) -> bool:
-        """Whether any request could be placed; if not, there is no use in asking.
+        """Whether any request could be placed, whosever it is.
 
         Without a decode worker, one that wants a single token. Where there are some and all
         are full, that one waits with the others.
@@ -178,6 +199,7 @@ class Query:
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
     objectives: Objectives = NO_OBJECTIVES
     num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
+    payer: bytes = b""  # by which workers know whose turn it is
     is_batch: bool = False  # nobody leaves for it
     yields: bool = False  # and it takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives

@@ -15,6 +15,7 @@ from router.placement.fair_queue import Charged, FairQueue, Turn
 
 # Offers in one pump to the first in line, and as many to those behind, without one being taken.
 _MAX_MISSES = 8
+_MAX_PAYERS = 32
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.1  # before those who are held are asked again
@@ -84,21 +85,22 @@ class WaitingRoom:
         max_placed: int,
         schedule: Later,
         schedule_rest: Later | None = None,
-        has_room: Callable[[], bool] = lambda: True,
+        has_room: Callable[[Iterable[bytes]], bool] = lambda payers: True,
         departures: Departures | None = None,
         queue: FairQueue[Waiter] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         used: Callable[[RequestClass, float], None] = lambda request_class, used_s: None,
     ) -> None:
         """``schedule`` calls what it gets soon, from an empty stack; ``schedule_rest`` after a
-        pause, for those whom a pump did not reach. ``has_room``: whether a worker might take any.
-        ``clock`` is that of turns' moments, s; ``used`` is told of each class's use of engines, s.
+        pause, for those whom a pump did not reach. ``has_room``: whether a worker might take one of
+        these payers'. ``clock`` is that of turns' moments, s; ``used`` is told of each class's use
+        of engines, s.
         """
         self._max_waiting = max_waiting
         self._max_placed = max_placed
         self._schedule = schedule
         self._schedule_rest = schedule_rest or schedule
-        self._has_room = has_room
+        self._has_room_for = has_room
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
         self._returned: list[_Returned] = []  # were placed before; by their arrival
@@ -316,6 +318,10 @@ class WaitingRoom:
             waiter.offer(room_made=room_made)
             pace_s = min(pace_s, self._pace_s(waiter))
             num_misses += self._is_waiting(waiter) or waiter not in self._placed
+
+    def _has_room(self) -> bool:
+        """Of many payers it looks at some, who may not be those that could be placed."""
+        return self._has_room_for(itertools.islice(self._fresh.payers(), _MAX_PAYERS))
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.

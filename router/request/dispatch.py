@@ -15,6 +15,7 @@ from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
 from router.generation.answer import Usage
+from router.placement.claim import payer_of
 from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
@@ -173,6 +174,7 @@ class Dispatch:
             block_keys=self._keys,
             block_size=self._block_size,
             beside=self._beside,
+            payer=payer_of(self._request.claim.request_class, self._request.claim.tenant),
             is_batch=self._request.claim.request_class is RequestClass.BATCH,
             objectives=self._objectives(),
             num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
@@ -282,7 +284,9 @@ class Dispatch:
         is_expected = self._expect(action.worker)
         self._leases[action.sequence_id] = _Lease(stream, action.worker, is_expected)
         num_tokens = len(start.spec.token_ids)
-        self._services.cluster.prefill_backlog.opened(action.sequence_id, action.worker, num_tokens)
+        self._services.cluster.prefill_backlog.opened(
+            action.sequence_id, action.worker, num_tokens, start.spec.payer
+        )
         self._services.spawn(stream.run(), f"lease {action.sequence_id}")
         self._asked_half(action.worker)
         return True
@@ -460,11 +464,14 @@ class Dispatch:
         return True
 
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
-        prompt_ids = self._request.shape.prompt_ids
+        prompt_ids, claim = self._request.shape.prompt_ids, self._request.claim
         return common_pb2.SequenceSpec(
             token_ids=[*prompt_ids, *emitted],
             num_prompt_tokens=len(prompt_ids),
             sampling=self._sampling,
             cache_salt=self._request.cache_salt,
             yields=bool(self._yields),
+            payer=payer_of(claim.request_class, claim.tenant),
+            tier=claim.request_class.number,
+            tier_weight=self._services.config.classes.weight_of[claim.request_class],
         )

@@ -1,10 +1,10 @@
 """What tenants and classes get of a cluster that they keep busy, simulated.
 
-    python -m tests.bench.simulated_tenants [NAME...] [--placement predicted] [--runway TOKENS]
+    python -m tests.bench.simulated_tenants [NAME...] [--placement predicted] [--runway SECONDS]
 
 Two prefill and two decode workers of the demo model, one router, more requests than can be
 served. A share is of the engines' seconds, of those whose first token came in the span that is
-looked at, as the router charges them. ``--runway``: prompt tokens that the router lets wait on
+looked at, as the router charges them. ``--runway``: seconds of prompts that the router lets wait on
 one prefill worker, behind which whoever comes has to wait, as queues within workers are not fair.
 """
 
@@ -65,14 +65,14 @@ class Bench(NamedTuple):
     """How it is placed."""
 
     placement: Literal["least-loaded", "predicted"] = "least-loaded"
-    runway: int = RouterLimits().max_pending_prefill_tokens
+    runway: float = RouterLimits().prefill_runway_s
 
     def run(self, sources: Sequence[Source], length_s: float) -> "Served":
         """Nothing is refused for want of a place in the queue."""
         setup = Setup(
             _SPLIT,
             Workers(_LIMITS, _LIMITS, DEMO),
-            limits=RouterLimits(100_000, max_pending_prefill_tokens=self.runway),
+            limits=RouterLimits(100_000, prefill_runway_s=self.runway),
             placing=Placing(self.placement),
             seed=_SEED,
         )
@@ -157,7 +157,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=[*CASES], help=", ".join(CASES))
     parser.add_argument("--placement", choices=["least-loaded", "predicted"])
-    parser.add_argument("--runway", type=int)
+    parser.add_argument("--runway", type=float)
     options = vars(parser.parse_args())
     names = options.pop("names")
     bench = Bench(**{name: value for name, value in options.items() if value is not None})

@@ -6,28 +6,33 @@ what another one computes. Moves sequences in the queues and fills their tables.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
 
 from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
+from diptych.engine.scheduling.turns import Turns
 from diptych.errors import BlocksExhaustedError, InvalidRequestError
-
-_gives_way = attrgetter("gives_way")
 
 
 class Admission:
     """Over one scheduler's queues and tables. At most ``max_num_seqs`` are in the batch."""
 
     def __init__(
-        self, queues: Queues, tables: BlockTables, *, max_num_seqs: int, max_model_len: int
+        self,
+        queues: Queues,
+        tables: BlockTables,
+        turns: Turns,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
     ) -> None:
         self.num_lookup_tokens = 0  # so far, tokens of new sequences
         self.num_hit_tokens = 0  # so far, of those found in the prefix cache
         self._queues = queues
         self._tables = tables
+        self._turns = turns
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
 
@@ -83,12 +88,12 @@ class Admission:
         """Of those in the batch, these, and of those that wait whoever gets into it now.
 
         in_flight: where chunks of known tokens end whose step has not.
-        Each is to ``take`` its share before the next one is asked for. First come, first served
-        among those that lack blocks; those that have theirs do not wait behind them. Who gives
-        way comes behind all others.
+        Each is to ``take`` its share before the next one is asked for. Payers take turns; of one
+        payer first come, first served among those that lack blocks, and those that have theirs do
+        not wait behind them. Who gives way comes behind all others.
         """
         may_admit = True
-        for seq in sorted(itertools.chain(prefilling, self._queues.waiting), key=_gives_way):
+        for seq in self._turns.in_turn(itertools.chain(prefilling, self._queues.waiting)):
             if shares.is_spent:
                 return
             if seq.state is SequenceState.RUNNING:

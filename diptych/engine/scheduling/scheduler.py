@@ -48,6 +48,7 @@ from diptych.engine.scheduling.step import (
     check_step_limits,
 )
 from diptych.engine.scheduling.step_results import StepResults
+from diptych.engine.scheduling.turns import Turns
 from diptych.engine.scheduling.yielding import note_passed, without_sitting_out
 from diptych.errors import (
     BlocksComingError,
@@ -119,9 +120,11 @@ class Scheduler:
             max_model_len=config.max_model_len,
         )
         self._queues = Queues()
+        self._turns = Turns()
         self._admission = Admission(
             self._queues,
             self._tables,
+            self._turns,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
         )
@@ -341,6 +344,8 @@ class Scheduler:
         for seq in self._admission.in_turn(prefilling, shares, self._known_ends_in_flight()):
             shares.take(seq)
         shares.share_out_rest()
+        for seq, end in shares.ends.items():
+            self._turns.give(seq, end - seq.num_planned_computed_tokens)
         self._making_way.count_set_aside()
         ends |= shares.ends
         if not ends:

@@ -50,6 +50,9 @@ class Sequence:
     to_pull: bool = False  # a reserved one's missing KV is to come from elsewhere
     report: Report | None = None  # what to tell of the tokens of a prefill_only one
     yields: bool = False  # others go first, until it has aged: see yielding.py
+    payer: bytes = b""  # whose prompts take turns with others': see turns.py
+    tier: int = 0  # of that payer
+    tier_weight: float = 1.0
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -138,4 +141,7 @@ class Sequence:
             prefill_only=prefill_only,
             report=report,
             yields=spec.yields,
+            payer=spec.payer,
+            tier=spec.tier,
+            tier_weight=spec.tier_weight or 1.0,
         )

@@ -9,12 +9,20 @@ from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import Noise, SimulatedEngine
+from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.v1 import common_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
+from router.placement.types import (
+    Objectives,
+    Policy,
+    Query,
+    Snapshot,
+    WorkerId,
+    nothing_behind,
+)
 from tests.unit.router.cluster.world import World, proven
 from tests.unit.simulation.small import SMALL, VARIED
 
@@ -41,14 +49,18 @@ class Mirrored:
             self.engines[address] = engine
             told, worker = Told(engine), WorkerId(address, f"{address}-1")
             if address in self.world.prefill:
-                self.prefill[address] = PrefillSeen(worker, told, 16384, lambda is_news: None)
+                self.prefill[address] = PrefillSeen(
+                    worker, told, RouterLimits().runway, lambda is_news: None, nothing_behind
+                )
             else:
                 sources = {f"{each}-1": BYTES_PER_S for each in computing if each != address}
                 self.decode[address] = DecodeSeen(
                     worker, told, sources, SHIPPED, lambda is_news: None
                 )
             if address == soft:
-                beside = PrefillSeen(worker, told, 16384, lambda is_news: None)
+                beside = PrefillSeen(
+                    worker, told, RouterLimits().runway, lambda is_news: None, nothing_behind
+                )
                 beside.beside, self.decode[address].beside = self.decode[address], beside
                 self.prefill[address] = beside
         for address in self.engines:

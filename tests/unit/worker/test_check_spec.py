@@ -86,6 +86,19 @@ def test_a_long_salt() -> None:
         check(candidate)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("payer", b"p" * 65), ("tier", 16), ("tier_weight", -1.0), ("tier_weight", math.inf)],
+)
+def test_whose_turn_it_is(field: str, value: object) -> None:
+    candidate = spec()
+    check(candidate)
+    setattr(candidate, field, value)
+    with pytest.raises(InvalidRequestError) as caught:
+        check(candidate)
+    assert caught.value.field == f"spec.{field}"
+
+
 def test_too_many_stop_tokens_are_counted_before_they_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

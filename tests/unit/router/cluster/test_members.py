@@ -256,6 +256,49 @@ async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
     assert world.cluster.snapshot().prefill[0].num_pending_tokens == 0
 
 
+async def test_runway_is_a_time_once_the_worker_tells_its_rate() -> None:
+    """Of prompts that had begun only the rest counts."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 200)
+    assert world.cluster.snapshot().prefill[0].has_runway, "2 s"
+    pool.opened(2, worker, 1)
+    assert not world.cluster.snapshot().prefill[0].has_runway
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=150)
+    assert world.cluster.snapshot().prefill[0].has_runway
+    assert world.num_changes == 1
+
+
+def without_local(world: World) -> Snapshot:
+    """Decode workers compute no prompts."""
+    found = world.cluster.snapshot()
+    return replace(found, decode=tuple(replace(v, local_prefill=False) for v in found.decode))
+
+
+async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
+    """As long as there is not as much again."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 300, b"flood")
+    snapshot = without_local(world)
+    assert not snapshot.has_room
+    assert not snapshot.has_room_for([b"flood"])
+    assert snapshot.has_room_for([b"flood", b"light"])
+    asks = Query(num_tokens=10, num_max_tokens=20, payer=b"light")
+    assert isinstance(world.policy.place(asks, snapshot), Paired)
+    assert world.policy.place(replace(asks, payer=b"flood"), snapshot) is None
+    pool.opened(2, worker, 10, b"light")
+    assert not without_local(world).has_room_for([b"light"])
+    pool.opened(3, worker, 100, b"third")
+    assert not without_local(world).has_room_for([b"fourth"])
+    pool.computed(2)
+    pool.computed(3)
+    assert without_local(world).has_room_for([b"light"])
+
+
 async def test_that_no_prompt_waits_any_more_is_news() -> None:
     """Who takes only what nobody else wants may have it now."""
     world = World(prefill=1, decode=1)
@@ -430,7 +473,7 @@ async def test_256_that_wait_cost_little_while_all_workers_are_full(
         max_placed=512,
         schedule=pumps.append,
         schedule_rest=pumps.append,
-        has_room=lambda: world.cluster.snapshot().has_room,
+        has_room=lambda payers: world.cluster.snapshot().has_room_for(payers),
     )
     world.on_change = room.pump_soon
     askers = [Asker(world, room) for _ in range(288)]

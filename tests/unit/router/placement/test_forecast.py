@@ -128,3 +128,21 @@ def tokens_s(view: DecodeView) -> list[float]:
     forecast = of_decode(view, 500)
     assert forecast is not None
     return [forecast.before.expected_s, forecast.after.expected_s]
+
+
+def test_a_payers_first_prompt_waits_for_no_more_than_a_step_of_others() -> None:
+    """What this router sent of others' waits for its turn; what other routers sent is ahead."""
+    queue = prefill_view(engine(StepWork(num_prefill_tokens=4000)))
+    behind_all, passing = (of_prefill(queue, PROMPT, behind) for behind in (0, 4000))
+    one_step = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=500))), PROMPT)
+    part = of_prefill(queue, PROMPT, 2000 + 500)
+    half = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=2000))), PROMPT)
+    assert behind_all is not None
+    assert passing is not None
+    assert one_step is not None
+    assert part is not None
+    assert half is not None
+    assert passing.first_token.expected_s == pytest.approx(one_step.first_token.expected_s)
+    assert part.first_token.expected_s == pytest.approx(half.first_token.expected_s)
+    assert passing.first_token.expected_s < part.first_token.expected_s
+    assert part.first_token.expected_s < behind_all.first_token.expected_s

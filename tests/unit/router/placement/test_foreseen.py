@@ -152,9 +152,11 @@ def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
 ) -> None:
     rolled: list[WorkerId] = []
 
-    def counted(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+    def counted(
+        view: PrefillView | DecodeView, prompt: StepWork, num_behind: int = 0
+    ) -> PrefillForecast | None:
         rolled.append(view.worker)
-        return of_prefill(view, prompt)
+        return of_prefill(view, prompt, num_behind)
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (view_d(D1, 20),))

@@ -289,9 +289,11 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
     """As many of 500 workers as of 50."""
     rolled: list[WorkerId] = []
 
-    def counted(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+    def counted(
+        view: PrefillView | DecodeView, prompt: StepWork, num_behind: int = 0
+    ) -> PrefillForecast | None:
         rolled.append(view.worker)
-        return of_prefill(view, prompt)
+        return of_prefill(view, prompt, num_behind)
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     counts = []

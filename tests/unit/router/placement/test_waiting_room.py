@@ -1,6 +1,6 @@
 """Who waits for a placement, and in which order. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import strategies as st
@@ -221,7 +221,7 @@ def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
     later: list[Callable[[], None]] = []
     room_asked = 0
 
-    def answer() -> bool:
+    def answer(payers: Iterable[bytes]) -> bool:
         nonlocal room_asked
         room_asked += 1
         return has_room

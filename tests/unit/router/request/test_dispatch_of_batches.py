@@ -1,12 +1,13 @@
-"""What workers are told of a request's class: whether its sequences leave room to others."""
+"""What workers are told of a request's class: whose turn it is, and whether it leaves room."""
 
+from functools import partial
 from unittest.mock import create_autospec
 
 import pytest
 
 from diptych.request_class import RequestClass
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
-from router.placement.claim import Claim
+from router.placement.claim import Claim, payer_of
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
 from router.placement.types import Paired
@@ -52,7 +53,15 @@ async def test_workers_are_told_of_a_batch_that_others_go_first(
     monkeypatch.setattr(world.welcomes(DECODE), "reserve", note)
     monkeypatch.setattr(dispatch, "PrefillLink", Link)
     monkeypatch.setattr(LeastLoaded, "place", lambda *asked: Paired(PREFILL, DECODE))
-    request = world.request(claim=Claim(request_class))
+    request = world.request(claim=Claim(request_class, "somebody"))
     assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
     assert request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
     assert [spec.yields for spec in asked] == [yields] * 2
+    weights = {RequestClass.REALTIME: (1, 8.0), RequestClass.STANDARD: (2, 4.0)}
+    for spec in asked:
+        assert (spec.tier, spec.tier_weight) == weights.get(request_class, (3, 1.0))
+        assert spec.payer == payer_of(request_class, "somebody")
+        assert b"somebody" not in spec.payer
+    num_behind = partial(world.services.cluster.prefill_backlog.num_behind, PREFILL)
+    assert num_behind(payer_of(request_class, "another")) == len(asked[1].token_ids)
+    assert num_behind(asked[1].payer) == 0

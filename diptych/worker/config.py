@@ -45,7 +45,8 @@ class WorkerConfig(ProcessConfig):
     kv_cache_dtype: Literal["auto"] | KVDtypeName = Field(
         "auto",
         description="Element type of the KV cache; auto: that of the weights. int8 has a scale "
-        "for each token and head. Both workers of a pair need the same.",
+        "for each token and head; fp8 (e4m3) has none, and is slow on a CPU. Both workers of a "
+        "pair need the same.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory: ByteSize | None = Field(

@@ -239,7 +239,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out: Path | None = arguments.json
     kinds = [(model, torch.bfloat16) for model in MODELS]
-    kinds.append(("Llama-3.1-8B", torch.int8))
+    kinds += [("Llama-3.1-8B", dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
     found = [
         part
         for model, cache_dtype in kinds

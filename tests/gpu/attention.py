@@ -3,15 +3,19 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.backends.base import Backend
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import build_inputs
-from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.cache import KV_DTYPES, KVCache
 from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.formats import KVDtypeName
 from tests.attention_config import SCALE, config_of
 
 BLOCK_SIZE = 32
@@ -30,6 +34,7 @@ class Case:
     num_seqs: int
     context: int  # tokens
     num_queries: int  # of each
+    cache: Literal["auto"] | KVDtypeName = "auto"  # its elements; auto: as the model's
 
 
 CASES = (
@@ -39,6 +44,9 @@ CASES = (
     Case(8, 4, 256, num_seqs=64, context=1024, num_queries=1),
     Case(32, 8, 128, num_seqs=1, context=8192, num_queries=8192),
     Case(32, 8, 128, num_seqs=4, context=4096, num_queries=512),
+    Case(32, 8, 128, num_seqs=64, context=1024, num_queries=1, cache="int8"),
+    Case(32, 8, 128, num_seqs=64, context=1024, num_queries=1, cache="fp8"),
+    Case(32, 8, 128, num_seqs=4, context=4096, num_queries=512, cache="fp8"),
 )
 
 
@@ -50,18 +58,23 @@ class Measured:
     error: float  # the largest
     seconds: float
     sdpa_seconds: float  # torch's, on copies that cost nothing
-    kv_bytes_per_s: float  # of keys and values, each read once
+    kv_bytes_per_s: float  # of keys and values as they are kept, each read once
     holds: bool
 
 
 def check(case: Case, backend: Backend, dtype: torch.dtype, stopwatch: Stopwatch) -> Measured:
-    """One layer's step on blocks in no order."""
+    """One layer's step on blocks in no order; torch's has what the cache made of the numbers."""
     config = config_of(case.num_heads, case.num_kv_heads, case.head_dim, None)
     blocks_each = -(-case.context // BLOCK_SIZE)
     num_blocks = case.num_seqs * blocks_each
-    cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, backend.kv_memory)
+    cache_dtype = dtype if case.cache == "auto" else KV_DTYPES[case.cache]
+    cache = KVCache(config, num_blocks, BLOCK_SIZE, cache_dtype, backend.kv_memory)
+    access = KVAccess(config, cache, dtype)
     generator = torch.Generator(backend.device).manual_seed(1)
-    cache.tensor.normal_(generator=generator)
+    empty = partial(torch.empty, dtype=dtype, device=backend.device)
+    slots = torch.arange(num_blocks * BLOCK_SIZE, device=backend.device)
+    kept = empty(len(slots), 2, case.num_kv_heads, case.head_dim).normal_(generator=generator)
+    access.write(0, access.slot_rows(slots), kept)
     tables = torch.randperm(num_blocks).view(case.num_seqs, blocks_each)
     chunks = [
         Chunk(
@@ -73,18 +86,17 @@ def check(case: Case, backend: Backend, dtype: torch.dtype, stopwatch: Stopwatch
         for table in tables
     ]
     inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE, backend.begin_step())
-    empty = cache.tensor.new_empty
     q = empty(len(inputs.slots), case.num_heads, case.head_dim).normal_(generator=generator)
     kv = empty(len(q), 2, case.num_kv_heads, case.head_dim).normal_(generator=generator)
     out = torch.empty_like(q)
     step = backend.attention(config, cache, dtype).begin_step(inputs)
     seconds = stopwatch(lambda: step(0, q, kv, out))
-    context = _gathered(cache, tables, case.context)
+    context = _gathered(access, tables, case.context)
     queries = q.view(case.num_seqs, case.num_queries, case.num_heads, -1).transpose(1, 2)
     sdpa_seconds = stopwatch(lambda: _sdpa(queries, context))
     want = _sdpa(queries.float(), context.float()).transpose(1, 2).reshape(out.shape)
     error = float((out.float() - want).abs().max())
-    kv_bytes = context.nbytes
+    kv_bytes = context.numel() * cache_dtype.itemsize
     return Measured(
         repr(case), error, seconds, sdpa_seconds, kv_bytes / seconds, error <= MAX_ERROR
     )
@@ -114,10 +126,11 @@ def between_events(do: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def _gathered(cache: KVCache, tables: Tensor, num_tokens: int) -> Tensor:
+def _gathered(access: KVAccess, tables: Tensor, num_tokens: int) -> Tensor:
     """[2, num_seqs, num_kv_heads, num_tokens, head_dim]."""
-    blocks = cache.of_layer(0)[tables.to(cache.tensor.device)]  # [S, blocks, 2, heads, size, dim]
-    return blocks.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :num_tokens].contiguous()
+    rows = [access.block_rows(table) for table in tables.to(access.runs.device)]
+    contexts = [access.read(0, each)[:, :, :num_tokens] for each in rows]
+    return torch.stack(contexts, 1)
 
 
 def _sdpa(q: Tensor, context: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ def needed_bytes(layout: common_pb2.KVLayout, num_tokens: int) -> int:
         ("gemma2", "inline", "int8"),
         ("gemma3", "nixl", "float32"),
         ("gemma3", "inline", "int8"),
+        ("gemma3", "nixl", "fp8"),
     ],
 )
 async def test_equals_one_process(

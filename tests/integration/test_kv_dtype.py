@@ -63,7 +63,7 @@ async def test_handed_over_equals_one_process(
                 assert list(answer.token_ids) == tokens
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
 def test_preempted_and_reused(model: Decoder, dtype: KVDtypeName) -> None:
     """What is recomputed, and what is found in the prefix cache, is as good as new."""
     prompts = [prompt(length, seed=length) for length in (20, 30, 40)]

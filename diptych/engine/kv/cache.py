@@ -5,13 +5,14 @@ when (the scheduler does). A block is ``[num_layers, 2, num_kv_heads]`` runs, ke
 and values, layers that need more of the past before those that need less
 (:mod:`diptych.engine.model.kv_groups`); a run holds one head of the block's tokens::
 
-    float32, bfloat16   [block_size, head_dim] elements
-    int8                [block_size, head_dim] int8, padded to 4 bytes,
-                        then [block_size] float32: the scale of each token
+    float32, bfloat16, fp8   [block_size, head_dim] elements
+    int8                     [block_size, head_dim] int8, padded to 4 bytes,
+                             then [block_size] float32: the scale of each token
 
 so a block, a group of its layers and a head of it are contiguous, scales included,
 and nothing outside a block says what is in it. An int8 element stands for itself
-times its token's scale; zeros everywhere are valid and mean zeros.
+times its token's scale, one of fp8 (e4m3) for itself; zeros everywhere are valid
+and mean zeros.
 
 Written by the model thread (slots of running sequences) and the transfer thread
 (blocks being pulled); the block pool keeps them apart. ``diptych.worker.pool_memory``
@@ -34,6 +35,7 @@ KV_DTYPES: Mapping[KVDtypeName, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 
 _SCALE_BYTES = 4
@@ -43,7 +45,7 @@ _SCALE_BYTES = 4
 class KVBlockLayout:
     """Where what lies in a block. Sizes in bytes unless named otherwise."""
 
-    dtype: torch.dtype  # of the elements: float32, bfloat16 or int8
+    dtype: torch.dtype  # of the elements: one of KV_DTYPES
     block_size: int  # tokens
     head_dim: int  # elements; one for all groups, so that all runs are of one size
     groups: tuple[KVGroup, ...]  # one after another, whatever their layers' numbers

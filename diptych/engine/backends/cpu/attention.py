@@ -1,7 +1,8 @@
 """Attention over the paged cache of host memory, in compiled loops where they work.
 
 They read the blocks in place: decode always, prefill of a float32 model from a float32
-cache. Prefill from another cache has its context gathered. Capped scores are torch's.
+cache. Prefill from another cache has its context gathered. Capped scores are torch's, and so
+are caches of fp8.
 """
 
 import torch
@@ -41,7 +42,7 @@ class CompiledAttention:
         return PagedStep(self._config, self._access, inputs, self._write, decode, self._chunks)
 
     def _decode(self, batch: DecodeBatch) -> DecodeAttention:
-        if paged_decode.supports(self._config):
+        if paged_decode.supports(self._config, self._kv_cache.dtype):
             return paged_decode.PagedDecode(self._config, self._kv_cache, batch)
         return GatherDecode(self._config, self._access, batch)
 

@@ -61,7 +61,7 @@ class DecodePrograms:
         """None where a part of a step has no compiled loop; ``otherwise`` does other steps."""
         complete = (
             isinstance(model.ops, CompiledLayerOps)
-            and paged_decode.supports(model.config)
+            and paged_decode.supports(model.config, kv_cache.dtype)
             and all(isinstance(linear, CompiledLinear) for linear in model.weights.linears)
             and KVWriter.of(KVAccess(model.config, kv_cache, model.dtype)) is not None
         )

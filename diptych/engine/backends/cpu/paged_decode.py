@@ -1,7 +1,7 @@
 """Decode attention that reads the KV blocks where they lie, in compiled loops.
 
 Gathering a batch's context costs several times what the arithmetic does. Host
-memory only, every element type of the cache. The first import compiles (seconds;
+memory only, every element type of the cache but fp8. The first import compiles (seconds;
 later processes find it in numba's cache), so warm up first.
 """
 
@@ -24,9 +24,12 @@ _NO_WINDOW = 1 << 62
 _BYTES_AHEAD = 8192  # how much later what is fetched is used, at least
 
 
-def supports(config: ModelConfig) -> bool:
-    """Whether the compiled loops take heads of this size, and its scores, which they do not cap."""
-    return config.head_dim % paged_loops.LANES == 0 and config.score_softcap is None
+def supports(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether the compiled loops take a cache of these elements, heads of this size, and its
+    scores, which they do not cap.
+    """
+    is_plain = config.head_dim % paged_loops.LANES == 0 and config.score_softcap is None
+    return is_plain and dtype in _KINDS
 
 
 class PagedDecode:

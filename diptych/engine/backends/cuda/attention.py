@@ -80,6 +80,8 @@ class _Layer(NamedTuple):
         scales = None
         if layout.has_scales:
             scales = blocks[..., layout.scales_offset :].view(torch.float32)
+        elif layout.dtype is torch.float8_e4m3fn:
+            blocks = blocks.view(torch.uint8)
         block_stride, value_stride, head_stride, *_ = blocks.stride()
         return cls(blocks, scales, (block_stride, value_stride, head_stride))
 
@@ -209,7 +211,7 @@ class _Prefills:
     ) -> None:
         self._config, self._block_size, self._send = config, kv_cache.block_size, send
         self._block_ids = torch.cat([chunk.block_ids for chunk in inputs.prefills])
-        self._tile_queries = _tile_queries(config.head_dim, kv_cache.layout.has_scales)
+        self._tile_queries = _tile_queries(config.head_dim, kv_cache.dtype.itemsize)
         self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
         self._all = send(self._tiles.fields)
 
@@ -265,6 +267,6 @@ def _decode_tile(head_dim: int) -> int:
     return 64 if head_dim <= 128 else 32
 
 
-def _tile_queries(head_dim: int, has_scales: bool) -> int:
-    """Of a tile: as many as registers hold beside what is read."""
-    return 64 if has_scales or head_dim > 128 else 128
+def _tile_queries(head_dim: int, element_bytes: int) -> int:
+    """Of a tile: as many as registers hold beside what is read, and widened."""
+    return 64 if element_bytes == 1 or head_dim > 128 else 128

@@ -6,6 +6,7 @@ Knows the layout's arithmetic, not which blocks belong to whom. Model thread onl
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.torch.fp8_linear import LARGEST
 from diptych.engine.backends.torch.int8_linear import quantise
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
@@ -28,6 +29,9 @@ class KVAccess:
         self._num_kv_heads = config.num_kv_heads
         self._rows_per_block = self._layout.num_runs
         self._runs = kv_cache.tensor.view(kv_cache.num_blocks * self._rows_per_block, -1)
+        # Not every device copies rows of 8-bit floats, but all copy bytes.
+        self._is_fp8 = kv_cache.dtype is torch.float8_e4m3fn
+        self._stored = self._runs.view(torch.uint8) if self._is_fp8 else self._runs
         heads = torch.arange(config.num_kv_heads, device=kv_cache.tensor.device)
         self._row_of_head = torch.cat((heads, heads + kv_cache.value_runs))
 
@@ -56,12 +60,14 @@ class KVAccess:
         """kv: [N, 2, num_kv_heads, head_dim].
 
         int8: the error of an element is at most 1/254 of the largest of its token and head.
+        fp8: at most 1/16 of itself, or 2**-10; beyond 448 it is cut off at that.
         """
         tokens = kv.reshape(-1, self.head_dim)
         slot_rows = slot_rows + self.first_slot(layer)
         if not self._layout.has_scales:
-            slots = self._runs.view(-1, self.head_dim)
-            slots.index_copy_(0, slot_rows, tokens.to(slots.dtype))
+            elements = to_e4m3(tokens).view(torch.uint8) if self._is_fp8 else tokens
+            slots = self._stored.view(-1, self.head_dim)
+            slots.index_copy_(0, slot_rows, elements.to(slots.dtype))
             return
         rows, offsets = slot_rows // self.block_size, slot_rows % self.block_size
         quantised = quantise(tokens.float())
@@ -82,8 +88,10 @@ class KVAccess:
 
     def read(self, layer: int, block_rows: Tensor) -> Tensor:
         """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
-        runs = self._runs.index_select(0, block_rows + self._cache.first_run(layer))
-        if self._layout.has_scales:
+        runs = self._stored.index_select(0, block_rows + self._cache.first_run(layer))
+        if self._is_fp8:
+            runs = runs.view(torch.float8_e4m3fn)
+        elif self._layout.has_scales:
             values, scales = self._parts(runs)
             runs = values * scales[:, :, None]
         return runs.to(self._dtype).view(2, self._num_kv_heads, -1, self.head_dim)
@@ -98,3 +106,9 @@ class KVAccess:
         num_elements = self.block_size * self.head_dim
         values = runs[:, :num_elements].view(-1, self.block_size, self.head_dim)
         return values, runs[:, begin:].view(torch.float32)
+
+
+def to_e4m3(values: Tensor) -> Tensor:
+    """Each rounded to the nearest, cut off at the largest there is; NaN where it is not finite."""
+    finite = torch.where(values.isfinite(), values, torch.nan)
+    return finite.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)

@@ -5,7 +5,7 @@ import torch
 
 from diptych.engine.backends.cpu.kv_writer import KVWriter
 from diptych.engine.backends.torch.kv_access import KVAccess
-from diptych.engine.kv.cache import KVBlockLayout, KVCache
+from diptych.engine.kv.cache import KV_DTYPES, KVBlockLayout, KVCache
 from tests.attention_config import config_of
 
 CONFIG = config_of(4, 2, 24, window=None)
@@ -47,6 +47,20 @@ def test_int8_error_is_bounded_per_token_and_head(block_size: int) -> None:
     assert not access.read(0, access.block_rows(torch.arange(12))).any()
 
 
+def test_fp8_error_is_bounded_by_each_number() -> None:
+    """Beyond the largest there is all are that one; what is no number stays none."""
+    cache = KVCache(CONFIG, 2, 16, torch.float8_e4m3fn)
+    access = KVAccess(CONFIG, cache, torch.float32)
+    kv = torch.randn(32, 2, 2, 24) * torch.logspace(-12, 2, 32)[:, None, None, None]
+    kv[0, 0, 0, :7] = torch.tensor([448.0, 460.0, 500.0, -1e30, torch.inf, -torch.inf, torch.nan])
+    access.write(0, access.slot_rows(torch.arange(32)), kv)
+    got = access.read(0, access.block_rows(torch.arange(2))).permute(2, 0, 1, 3)
+    assert got[0, 0, 0, :4].tolist() == [448.0, 448.0, 448.0, -448.0]
+    assert got[0, 0, 0, 4:7].isnan().all()
+    want = kv[1:].clamp(-448.0, 448.0)
+    assert ((got[1:] - want).abs() <= (want.abs() / 16).clamp(min=2**-10)).all()
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_the_compiled_writer_writes_torchs_bits(block_size: int) -> None:
     """Tiny and huge numbers, zeros, and what is no number included."""
@@ -66,7 +80,7 @@ def test_the_compiled_writer_writes_torchs_bits(block_size: int) -> None:
     assert torch.equal(*blocks)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", KV_DTYPES.values(), ids=str)
 def test_a_block_carries_all_that_it_holds(dtype: torch.dtype) -> None:
     """Its bytes, copied to another pool and place, read the same."""
     source, target = (KVCache(CONFIG, 3, 16, dtype) for _ in range(2))

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from diptych.engine.backends.torch.kv_access import KVAccess
-from diptych.engine.kv.cache import KVBlockLayout, KVCache
+from diptych.engine.kv.cache import KV_DTYPES, KVBlockLayout, KVCache
 from diptych.engine.model.config import ModelConfig
 from tests.attention_config import config_of
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+DTYPES = list(KV_DTYPES.values())
 
 
 def config_with(*windows: int | None) -> ModelConfig:
@@ -47,7 +47,8 @@ def test_a_group_of_layers_is_one_run_of_bytes(dtype: torch.dtype) -> None:
     access.write(1, slots, torch.ones(16, 2, 2, 24))
     assert blocks[1, :full_bytes].any()
     assert not blocks[1, full_bytes:].any()
-    assert torch.equal(cache.of_layer(1)[1].flatten(), cache.tensor[1, 0].flatten())
+    layer, runs = cache.of_layer(1)[1], cache.tensor[1, 0]
+    assert torch.equal(layer.flatten().view(torch.uint8), runs.flatten().view(torch.uint8))
     full = blocks[1, :full_bytes].clone()
     access.write(2, slots, torch.ones(16, 2, 2, 24))
     assert torch.equal(blocks[1, :full_bytes], full)

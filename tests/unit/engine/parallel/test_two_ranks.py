@@ -113,7 +113,7 @@ def test_a_bias_is_added_once(tmp_path: Path) -> None:
     check(with_biases(tmp_path), tmp_path / "meeting")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_each_rank_has_its_heads_in_caches_of_other_types(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -124,8 +124,9 @@ def test_each_rank_has_its_heads_in_caches_of_other_types(
         steps = [chunk_logits(runner, IDS, (11, 1, 28), TABLE) for runner in (leader, one)]
         for got, want in zip(*steps, strict=True):  # an element may be rounded to its neighbour
             assert_close(got, want, 0.02)
-    same = (joined(shares) == whole.tensor).float().mean()
-    assert same > 0.98
+    bits = {1: torch.int8, 2: torch.int16}[dtype.itemsize]  # torch compares no 8-bit floats
+    same = joined(shares).view(bits) == whole.tensor.view(bits)
+    assert same.float().mean() > 0.98
 
 
 def test_what_is_told_of_a_prompt_and_the_steps_after_it(tmp_path: Path) -> None:

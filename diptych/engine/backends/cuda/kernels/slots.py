@@ -1,10 +1,18 @@
-"""Tokens of one head in their slots: float elements, or int8 with a scale for each token."""
+"""Tokens of one head in their slots: float elements, or int8 with a scale for each token.
+
+8-bit floats (e4m3) come as bytes and are taken apart here: devices before sm_89 cannot convert
+them, and so they have the same bits everywhere.
+"""
 
 import triton
 import triton.language as tl
 
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: added and taken away, it rounds half to even
 _TINY = tl.constexpr(1e-30)  # a scale below this is zero: its reciprocal would overflow
+_LARGEST = tl.constexpr(448.0)  # of e4m3, which has no infinity
+_NORMAL = tl.constexpr(2.0**-6)  # the least e4m3 with a leading one that is not written
+_STEPS = tl.constexpr(2.0**9)  # below that: so many between 0 and 1
+_NOT_A_NUMBER = tl.constexpr(0x7F)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -26,6 +34,8 @@ def read(
     if scales is not None:
         scale = tl.load(scales + runs // 4 + slots, mask=is_own, other=0.0)
         tokens = tokens.to(tl.float32) * scale[:, None]
+    elif layer.dtype.element_ty == tl.uint8:
+        tokens = _from_e4m3(tokens)
     return tokens.to(dtype)
 
 
@@ -40,7 +50,7 @@ def write(
     head_dim: tl.constexpr,
     head_width: tl.constexpr,
 ) -> None:
-    """Largest error of an int8 element: 1/254 of the largest of its token."""
+    """Largest error of an int8 element: 1/254 of the largest of its token; of e4m3: 1/16."""
     dims = tl.arange(0, head_width)
     if scales is not None:
         tokens = tokens.to(tl.float32)
@@ -51,6 +61,30 @@ def write(
         tokens = tl.where(is_finite[:, None], tokens * ratio[:, None], 0.0)
         tokens = (tokens + _ROUNDER) - _ROUNDER
         tl.store(scales + runs // 4 + slots, scale, mask=is_own)
+    elif layer.dtype.element_ty == tl.uint8:
+        tokens = _to_e4m3(tokens.to(tl.float32))
     is_written = is_own[:, None] & (dims < head_dim)[None, :]
     places = (runs + slots * head_dim)[:, None] + dims[None, :]
     tl.store(layer + places, tokens.to(layer.dtype.element_ty), mask=is_written)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _from_e4m3(codes: tl.tensor) -> tl.tensor:
+    """float32. Its fields are those of a float16, whose exponent counts from 8 less."""
+    magnitude = (codes & 0x7F).to(tl.uint16)
+    halves = ((codes & 0x80).to(tl.uint16) << 8) | (magnitude << 7)
+    values = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where(magnitude == _NOT_A_NUMBER, float("nan"), values)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _to_e4m3(values: tl.tensor) -> tl.tensor:
+    """The nearest's code, half to even. values: float32; beyond the largest it is that one's."""
+    magnitude = tl.minimum(tl.abs(values), _LARGEST)
+    bits = magnitude.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)  # of exponents from 2**-6
+    small = ((magnitude * _STEPS + _ROUNDER) - _ROUNDER).to(tl.int32)
+    code = tl.where(magnitude < _NORMAL, small, normal)
+    sign = (values.to(tl.int32, bitcast=True) >> 24) & 0x80
+    is_finite = tl.abs(values) < float("inf")
+    return tl.where(is_finite, code | sign, _NOT_A_NUMBER)

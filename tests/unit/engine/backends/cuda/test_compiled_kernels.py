@@ -53,7 +53,7 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
             if (part["model"], part["capability"]) == (model, capability)
         }
         assert names == KERNELS
-    assert {part["cache"] for part in layers} == {"bfloat16", "int8"}
+    assert {part["cache"] for part in layers} == {"bfloat16", "int8", "float8_e4m3fn"}
     assert [part for part in found if part["num_stack_bytes"]] == []
     assert [part for part in found if part["num_shared_bytes"] > MAX_SHARED_BYTES] == []
     document = (Path(__file__).parents[5] / "docs/gpu.md").read_text()

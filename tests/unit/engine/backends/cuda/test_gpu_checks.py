@@ -40,6 +40,8 @@ def once(do: Callable[[], object]) -> float:
         attention.Case(4, 2, 64, num_seqs=2, context=70, num_queries=1),
         attention.Case(2, 1, 64, num_seqs=1, context=70, num_queries=70),
         attention.Case(2, 1, 64, num_seqs=2, context=70, num_queries=9),
+        attention.Case(2, 1, 64, num_seqs=2, context=70, num_queries=1, cache="int8"),
+        attention.Case(2, 1, 64, num_seqs=2, context=70, num_queries=9, cache="fp8"),
     ],
     ids=str,
 )
@@ -47,7 +49,8 @@ def test_attention_is_compared(case: attention.Case) -> None:
     measured = attention.check(case, INTERPRETED, torch.float32, once)
     assert measured.error < 1e-4
     assert measured.holds
-    assert measured.kv_bytes_per_s == 2 * case.num_seqs * case.num_kv_heads * 70 * 64 * 4
+    num_bytes = 4 if case.cache == "auto" else 1
+    assert measured.kv_bytes_per_s == 2 * case.num_seqs * case.num_kv_heads * 70 * 64 * num_bytes
     assert attention.copy_bytes_per_s(torch.device("cpu"), 100, once) == 200
 
 

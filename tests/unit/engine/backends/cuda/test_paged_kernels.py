@@ -212,15 +212,16 @@ def test_parts_keep_the_device_busy_and_are_never_empty() -> None:
     assert num_parts(4096, 10**6, 64, 132) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("window", [None, 40])
-def test_int8_caches(window: int | None) -> None:
+def test_caches_of_one_byte_an_element(window: int | None, dtype: torch.dtype) -> None:
     """Written and read as the CPU's plain backend does it, to the bit but for sums."""
     config = config_of(4, 2, 80, window)
     case = Case.of(config, [Asked(70, 1), Asked(5, 1), Asked(33, 40), Asked(0, 70)], 18)
     filled = case.cache.tensor.clone().nan_to_num(9.0)  # garbage where nobody wrote
     caches = []
     for _ in range(2):
-        cache = KVCache(config, case.cache.num_blocks, 18, torch.int8)
+        cache = KVCache(config, case.cache.num_blocks, 18, dtype)
         access = KVAccess(config, cache, torch.float32)
         slots = torch.arange(cache.num_blocks * 18)
         for layer in range(2):
@@ -235,13 +236,42 @@ def test_int8_caches(window: int | None) -> None:
     ):
         outs.append(torch.full_like(case.q, torch.nan))
         attention.begin_step(case.inputs)(1, case.q, case.kv, outs[-1])
-    assert torch.equal(caches[0].tensor, caches[1].tensor)
+    assert torch.equal(caches[0].memory.bytes, caches[1].memory.bytes)
     assert_close(outs[0], outs[1].double())
 
 
-def test_a_token_that_is_not_a_number_spoils_its_row_alone_in_int8() -> None:
+def test_every_8_bit_float() -> None:
+    """Each code is read as torch reads it; what lies between two is written as torch writes it."""
+    config = config_of(1, 1, 64, None)
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    sorted_, _ = numbers[numbers.isfinite()].sort()
+    halves = (sorted_[1:] + sorted_[:-1]) / 2
+    beside = [halves.nextafter(halves + way) for way in (-1, 1)]
+    beyond = torch.tensor([464.0, 465.0, 1e30, -1e30, torch.inf, -torch.inf])
+    values = torch.cat((numbers, halves, *beside, beyond))
+    values = torch.cat((values, torch.zeros(-len(values) % 64))).view(-1, 64)
+    asked = [Asked(0, 1)] * len(values)
+    case = Case.of(config, asked, 1, cache=KVCache(config, len(values) + 1, 1))
+    case.kv[:, 0, 0], case.kv[:, 1, 0] = values, values
+    caches = [KVCache(config, len(values) + 1, 1, torch.float8_e4m3fn) for _ in range(2)]
+    out = torch.full_like(case.q, torch.nan)
+    PagedAttention(config, caches[0], FEW).begin_step(case.inputs)(0, case.q, case.kv, out)
+    access = KVAccess(config, caches[1], torch.float32)
+    access.write(0, access.slot_rows(case.inputs.slots), case.kv)
+    assert torch.equal(caches[0].memory.bytes, caches[1].memory.bytes)
+    # One token has all of the weight: what comes out is its value.
+    want = access.read(0, access.block_rows(case.inputs.slots))[1, 0]
+    is_number = want.isfinite().all(1)
+    assert torch.equal(out[is_number, 0], want[is_number])
+    assert bool(out[~is_number].isnan().all())
+    assert 0 < int(is_number.sum()) < len(values)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_token_that_is_not_a_number_spoils_its_row_alone(dtype: torch.dtype) -> None:
     config = config_of(2, 1, 64, None)
-    cache = KVCache(config, 8, 16, torch.int8)
+    cache = KVCache(config, 8, 16, dtype)
     case = Case.of(config, [Asked(0, 1), Asked(0, 1), Asked(0, 1)], 16)
     case.kv[1, 0, 0, 5], case.kv[2, 1, 0, 7] = torch.nan, torch.inf
     out = torch.zeros_like(case.q)

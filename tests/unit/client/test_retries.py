@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from diptych.client.retries import Retries
-from diptych.errors import DiptychError, NoWorkerError, QueueFullError
+from diptych.errors import DiptychError, ModelChangedError, NoWorkerError, QueueFullError
 from diptych.rpc.status import remote_error
 
 LOST = remote_error(grpc.StatusCode.UNAVAILABLE, "", "Socket closed")
@@ -76,3 +76,7 @@ def test_nothing_is_tried_beyond_the_deadline() -> None:
 )
 def test_what_does_not_heal_is_not_tried_again(code: grpc.StatusCode, reason: str) -> None:
     assert pauses(remote_error(code, reason, "no"), 1.0, num=1)[0] is None
+
+
+def test_an_answer_that_began_with_other_weights_is_not_tried_again() -> None:
+    assert pauses(ModelChangedError("x"), 1.0)[0] is None

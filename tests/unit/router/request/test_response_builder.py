@@ -277,6 +277,47 @@ def test_thoughts_do_not_join_with_what_follows(tokenizer: Tokenizer, size: int)
     assert thought.token_ids + text.token_ids == ids
 
 
+def test_thoughts_are_due_though_what_follows_is_not(tokenizer: Tokenizer) -> None:
+    interval, text = 16, "cdefghijklmnopqr"
+    split = AnswerSplit(thinking_parser(), str)
+    answer, output, _ = make(tokenizer, split=split, interval=interval)
+    before, thoughts, after = (
+        [t for c in part for t in tokenizer.encode(c, add_special=False)]
+        for part in ("<think>", "ab</think>", text)
+    )
+    feed(output, before)
+    assert answer.take() is not None
+    feed(output, thoughts)
+    assert not answer.is_due
+    feed(output, after[:1])
+    assert answer.is_due
+    thought = answer.take()
+    assert thought is not None
+    assert (thought.reasoning, thought.token_ids) == ("ab", thoughts)
+    for token_id in after[1:]:
+        assert not answer.is_due
+        feed(output, [token_id])
+    assert answer.is_due
+    rest = answer.take()
+    assert rest is not None
+    assert (rest.text, rest.token_ids) == (text, after)
+    assert not answer.is_due
+
+
+def test_thoughts_do_not_join_with_a_call_that_follows_at_once(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, split=make_split())
+    said = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    ids = [t for c in said for t in tokenizer.encode(c, add_special=False)]
+    feed(output, ids)
+    thought, call = answer.take(), answer.take()
+    assert thought is not None
+    assert call is not None
+    assert (thought.reasoning, thought.tool_calls) == ("a", ())
+    assert (call.reasoning, call.tool_calls) == ("", (CalledTool("a", "f", "{}"),))
+    assert thought.token_ids + call.token_ids == ids
+    assert answer.take() is None
+
+
 def test_log_probabilities_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     """What was sent before and comes again after a fail-over, and what a stop string cuts off."""
     answer, output, _ = make(tokenizer, stop=("two",))

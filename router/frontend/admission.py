@@ -19,6 +19,7 @@ from diptych.errors import (
     QueueFullError,
     WorkerDrainingError,
 )
+from diptych.tenant import Tenant
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend import validation
@@ -169,6 +170,10 @@ class Admission:
             await self._wait_found(deadline_s)
         if not self._cluster.snapshot().has_prefill_pool:
             raise NotServedError(f"{what} is the work of prefill workers, and there shall be none")
+
+    def claim_of_prompts(self, tenant: Tenant) -> Claim:
+        """What a tenant's work on prompts alone may claim."""
+        return self._classes.claim_without_objectives(tenant)
 
     async def tokenize(self, request: GenerationRequest) -> list[int]:
         """The token ids of a request's prompt, once the request is checked. Raises DiptychError.

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from diptych.errors import DeadlineExceededError, InvalidRequestError
-from diptych.request_class import RequestClass
 from diptych.telemetry import logs
 from diptych.telemetry.tracing import Metadata, trace_id
 from router.frontend.admission import Admission
@@ -29,7 +28,6 @@ from router.generation.prompt_work import (
     Scores,
 )
 from router.generation.request import GenerationRequest, Prompt, TextPrompt
-from router.placement.claim import Claim
 from router.request.dispatch import Services
 from router.request.prompt_told import WantedLogprobs, WantedStates
 from router.telemetry import RequestObserver, Telemetry
@@ -161,8 +159,7 @@ class PromptAnswers:
             tenant=work.tenant.name,
         )
         salt = salt_of(work.cache_salt, work.tenant.name)
-        request_class = work.tenant.classes.default_class or RequestClass.STANDARD
-        claim = Claim(request_class, work.tenant.name)
+        claim = self._admission.claim_of_prompts(work.tenant)
         errand = Errand(observer.request_id, salt, deadline_s, observer, claim)
         calls: list[_Call] = []
 

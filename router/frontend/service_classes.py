@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from diptych.errors import ClassNotAllowedError
 from diptych.request_class import RequestClass
-from diptych.service_level import ServiceLevel
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.tenant import Tenant
 from router.client_settings import ClassesSettings, Objectives
 from router.placement.claim import Claim
@@ -33,6 +33,10 @@ class ServiceClasses:
             None if ttft_ms is None else self._clock() + ttft_ms / 1000,
             None if tpot_ms is None else tpot_ms / 1000,
         )
+
+    def claim_without_objectives(self, tenant: Tenant) -> Claim:
+        """What work may claim that says nothing, and whose end nobody waits for token by token."""
+        return Claim(self._class_of(NO_LEVEL, tenant), tenant.name)
 
     def _class_of(self, level: ServiceLevel, tenant: Tenant) -> RequestClass:
         """Nobody who did not ask for more than he may have is refused: he gets what he may."""

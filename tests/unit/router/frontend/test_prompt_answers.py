@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +11,25 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from diptych.errors import InvalidRequestError, NoWorkerError, QuotaExceededError
+from diptych.request_class import RequestClass
 from diptych.telemetry.tracing import Tracing
-from diptych.tenant import Limits, Tenant
+from diptych.tenant import NOBODY, Classes, Limits, Tenant
 from diptych.token_logprobs import TokenLogprobs
+from router.client_settings import ClassesSettings, Objectives
 from router.frontend import prompt_answers
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.prompt_jobs import Errand, Job, JobResult
 from router.frontend.quotas import Quotas
+from router.frontend.service_classes import ServiceClasses
 from router.generation.prompt_work import EmbedRequest, ScoreRequest
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+from router.placement.claim import Claim
 from router.request.prompt_told import WantedLogprobs, WantedStates
 from router.telemetry import Telemetry
 from tests.unit.router.test_telemetry import make_metrics
 from tests.unit.router.told_workers import ToldWorkers
 
+REALTIME, STANDARD, BATCH = RequestClass
 TENANT = Tenant("t", Limits(tokens_per_minute=20, max_concurrent=1))
 
 
@@ -34,11 +40,16 @@ class FakeAdmission:
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(name="m", tokenizer=None, pooling=None, vector_size=4)
+        self.classes = ClassesSettings()
         self.read: list[TextPrompt] = []
 
     @contextmanager
     def hold(self, num_bytes: int) -> Iterator[None]:
         yield
+
+    def claim_of_prompts(self, tenant: Tenant) -> Claim:
+        soon = Objectives(ttft_ms=1.0, tpot_ms=1.0)
+        return ServiceClasses(self.classes, soon, lambda: 0.0).claim_without_objectives(tenant)
 
     async def admit_prompts(self, what: str, deadline_s: float | None) -> None: ...
 
@@ -58,12 +69,14 @@ class FakeJobs:
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
+        self.claims: list[Claim] = []
         self.error: NoWorkerError | None = None
 
     async def run(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
         if self.error is not None:
             raise self.error
         self.jobs += jobs
+        self.claims.append(errand.claim)
         results = []
         for job in jobs:
             found: tuple[TokenLogprobs, ...] = ()
@@ -196,3 +209,34 @@ async def test_a_tenants_quota_counts_what_was_computed() -> None:
         await rig.answers.embed(embed("a" * 15))
     assert len(rig.jobs.jobs) == 1
     await rig.answers.score(score("abc", "de"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "expected"),
+    [
+        (Classes(), ClassesSettings(), STANDARD),
+        (Classes(highest_class=BATCH), ClassesSettings(), BATCH),
+        (Classes(REALTIME, STANDARD), ClassesSettings(), STANDARD),
+        (Classes(default_class=REALTIME), ClassesSettings(), REALTIME),
+        (Classes(), ClassesSettings(default=BATCH), BATCH),
+        (Classes(), ClassesSettings(default=REALTIME), REALTIME),
+        (Classes(), ClassesSettings(highest=BATCH), BATCH),
+        (Classes(default_class=REALTIME), ClassesSettings(highest=STANDARD), STANDARD),
+    ],
+)
+async def test_work_on_prompts_claims_what_its_tenant_may_have_and_no_objectives(
+    classes: Classes, settings: ClassesSettings, expected: RequestClass
+) -> None:
+    rig = Rig()
+    rig.admission.classes = settings
+    tenant = Tenant("a", classes=classes)
+    await rig.answers.embed(replace(embed("abc"), tenant=tenant))
+    await rig.answers.score(replace(score("abc", "de"), tenant=tenant))
+    assert rig.jobs.claims == [Claim(expected, "a")] * 2
+
+
+async def test_where_nobody_is_known_the_routers_default_holds() -> None:
+    rig = Rig()
+    rig.admission.classes = ClassesSettings(default=BATCH)
+    await rig.answers.embed(replace(embed("abc"), tenant=NOBODY))
+    assert rig.jobs.claims == [Claim(BATCH, "")]

@@ -40,6 +40,7 @@ class SlowPool(DevicePool):
     """Whose copies end when they may, or fail."""
 
     is_held = False
+    refusal: Exception | None = None  # at once
     error: Exception | None = None
 
     def copy_out(
@@ -50,6 +51,8 @@ class SlowPool(DevicePool):
         num_bytes: int | None = None,
         share: BlockShare | None = None,
     ) -> Callable[[], bool]:
+        if self.refusal is not None:
+            raise self.refusal
         begun = super().copy_out(block_ids, staging, slots, num_bytes, share)
 
         def is_over() -> bool:
@@ -141,15 +144,19 @@ def test_whole_blocks_of_ranks_on_devices_are_staged() -> None:
     assert ranks.read([5], 0, size) == before[4][: size // 2] + before[5][size // 2 :]
 
 
-def test_copies_of_ranks_are_over_when_all_are() -> None:
-    """Also where one has failed: the others still write."""
+def slow_ranks() -> tuple[DeviceRankPools, list[SlowPool]]:
     config = config_of(4, 2, 8, window=None)
     own = [
         KVCache(RankShare(rank, 2).of(config), NUM_BLOCKS, 4, allocate=FakeDevice)
         for rank in (0, 1)
     ]
     pools = [SlowPool(cache) for cache in own]
-    ranks = DeviceRankPools(pools, 2 * own[0].layout.run_bytes)
+    return DeviceRankPools(pools, 2 * own[0].layout.run_bytes), pools
+
+
+def test_copies_of_ranks_are_over_when_all_are() -> None:
+    """Also where one has failed: the others still write."""
+    ranks, pools = slow_ranks()
     staging = ranks.new_staging(1)
     is_over = ranks.copy_out([0], staging, [0])
     pools[1].is_held = True
@@ -161,6 +168,17 @@ def test_copies_of_ranks_are_over_when_all_are() -> None:
     pools[0].error = RuntimeError("gone")
     assert not is_over()
     pools[1].is_held = False
+    with pytest.raises(RuntimeError, match="gone"):
+        is_over()
+
+
+def test_copies_that_a_rank_cannot_begin_fail_when_the_others_are_over() -> None:
+    ranks, pools = slow_ranks()
+    pools[0].is_held = True
+    pools[1].refusal = RuntimeError("gone")
+    is_over = ranks.copy_out([0], ranks.new_staging(1), [0])
+    assert not is_over()
+    pools[0].is_held = False
     with pytest.raises(RuntimeError, match="gone"):
         is_over()
 

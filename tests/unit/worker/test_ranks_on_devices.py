@@ -16,6 +16,7 @@ from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.parallel import leader
+from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.engine.runner import Runner
 from diptych.errors import ConfigurationError
 from diptych.formats import AttentionName, DeviceName
@@ -53,6 +54,7 @@ class DeviceBackend(TorchBackend):
         super().__init__(torch.device("cpu"))
         self.memory: DeviceMemory | None = self
         self.taken: list[tuple[int, int]] = []  # bytes, of the device of a rank
+        self.log: list[tuple[int, str]] = []  # what threads have waited for
         self._num_devices = num_devices
 
     def kv_memory(self, num_bytes: int, rank: int = 0) -> KVMemory:
@@ -60,6 +62,10 @@ class DeviceBackend(TorchBackend):
             raise RuntimeError("no room")
         self.taken.append((num_bytes, rank))
         return Memory(num_bytes, rank)
+
+    def synchronise(self) -> None:
+        self.log.append((threading.get_ident(), "device"))
+        super().synchronise()
 
     def release_unused(self) -> None: ...
 
@@ -139,6 +145,27 @@ def test_ranks_write_into_what_the_worker_has_taken_on_their_devices(tmp_path: P
     finally:
         assert model.team is not None
         model.team.close()
+
+
+def test_a_rank_meets_the_others_when_its_device_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are announced from then on: those of all ranks."""
+    backend, meet = DeviceBackend(), ProcessRanks.meet
+
+    def logged(ranks: ProcessRanks) -> None:
+        backend.log.append((threading.get_ident(), "others"))
+        meet(ranks)
+
+    monkeypatch.setattr(ProcessRanks, "meet", logged)
+    model = Rig(write_tiny_model(tmp_path / "model"), backend).load(num_blocks=5)
+    assert model.team is not None
+    model.team.close()
+    here = threading.get_ident()
+    waits = [what for thread, what in backend.log if thread != here]
+    meetings = [place for place, what in enumerate(waits) if what == "others"]
+    assert meetings
+    assert all(place and waits[place - 1] == "device" for place in meetings)
 
 
 def test_pools_are_what_rank_0s_largest_step_leaves_of_each_device(tmp_path: Path) -> None:

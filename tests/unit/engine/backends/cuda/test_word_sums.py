@@ -17,9 +17,10 @@ from diptych.engine.backends.cuda import kv_memory
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory, add_up
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.rank_share import RankShare
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.word_sums import Sums, Words, total
-from diptych.worker.pool_memory import DevicePool
+from diptych.worker.pool_memory import DevicePool, DeviceRankPools, pool_memory, rank_pools
 from kvtransfer.block_shares import BlockShare
 from kvtransfer.digest import Coverage, block_digest, share_words, words_of
 from kvtransfer.host_sums import sums_of
@@ -93,6 +94,24 @@ def test_a_pool_on_a_device_digests_what_a_step_wrote() -> None:
         assert list(pool.digests(list(coverages), list(coverages.values()))) == wanted
     assert memories[0].num_waits == num_waits, "a digest waits for no step in flight"
     assert pool.digests([], []) == ()
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_ranks_on_devices_digest_what_the_host_does(seed: int) -> None:
+    """Whole blocks and parts of them, in memory of two devices; no byte is copied out."""
+    config, ids = config_of(4, 2, 8, None), [4, 0, 5]
+    whole = KVCache(config, 6, 4)
+    whole.memory.bytes.copy_(noise(whole.num_bytes // 8).view(torch.uint8))
+    own = [KVCache(RankShare(rank, 2).of(config), 6, 4, allocate=Memory) for rank in (0, 1)]
+    for rank, cache in enumerate(own):
+        cache.tensor.copy_(whole.tensor[:, :, :, rank : rank + 1])
+    ranks = rank_pools(own[0], [own[1].memory])
+    assert isinstance(ranks, DeviceRankPools)
+    size = whole.block_bytes
+    coverages = [Coverage(seed, 7), Coverage(seed, 8, size // 2), Coverage(seed, 9, size)]
+    assert ranks.digests(ids, coverages) == pool_memory(whole).digests(ids, coverages)
+    assert [cache.memory.num_waits for cache in own if isinstance(cache.memory, Memory)] == [0, 0]
+    assert ranks.digests([], []) == ()
 
 
 @pytest.mark.parametrize("seed", [0, 9])

@@ -40,6 +40,8 @@ MAX_NAME_CHARACTERS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
+MAX_DIGEST_DIGITS = 32  # of weights, as workers tell it
+_DIGITS = frozenset("0123456789abcdef")
 
 
 class ModelFacts(NamedTuple):
@@ -85,8 +87,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
             check_tools(request, request.prompt)
     check_room(len(request.emitted_token_ids), facts.max_model_len, "emitted_token_ids")
     _check_ids(request.emitted_token_ids, facts.vocab_size, "emitted_token_ids")
-    if request.model_digest and not request.emitted_token_ids:
-        raise InvalidRequestError("goes with emitted_token_ids", field="model_digest")
+    _check_digest(request)
 
 
 def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int) -> EncodedPrompt:
@@ -286,6 +287,17 @@ def _check_salt(cache_salt: str) -> None:
         _check_text(cache_salt, "cache_salt")
     if len(cache_salt) > MAX_SALT_BYTES or len(cache_salt.encode()) > MAX_SALT_BYTES:
         raise InvalidRequestError(f"longer than {MAX_SALT_BYTES} bytes", field="cache_salt")
+
+
+def _check_digest(request: GenerationRequest) -> None:
+    digest = request.model_digest
+    if len(digest) > MAX_DIGEST_DIGITS or not _DIGITS.issuperset(digest):
+        raise InvalidRequestError(
+            f"should be that of a Started, of {MAX_DIGEST_DIGITS} hexadecimal digits",
+            field="model_digest",
+        )
+    if digest and not request.emitted_token_ids:
+        raise InvalidRequestError("goes with emitted_token_ids", field="model_digest")
 
 
 def _check_text(text: str, field: str) -> None:

@@ -79,7 +79,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.incarnation = ""
         self.state = worker_pb2.SERVING_STATE_READY
         self.local_prefill = True
-        self.model_digest = "m"
+        self.model_digest = "a" * 32
         self.step_model = StepModel()
         self.address = "127.0.0.1:0"
         self.pairs: list[worker_pb2.Pair] = []

@@ -274,6 +274,37 @@ def test_a_stop_token_may_be_the_last_that_is_resumed_or_end_nothing() -> None:
     assert resolve(resumed([2, 7], temperature=0, ignore_eos=True)).emitted_token_ids == (2, 7)
 
 
+DIGEST = "0123456789abcdef" * 2  # as workers tell it
+
+
+def begun_with(digest: str) -> inference_pb2.GenerateRequest:
+    request = resumed([7], temperature=0)
+    request.model_digest = digest
+    return request
+
+
+@pytest.mark.parametrize("digest", ["", "a", DIGEST])
+def test_a_digest_that_was_told_is_kept(digest: str) -> None:
+    assert resolve(begun_with(digest)).model_digest == digest
+
+
+@pytest.mark.parametrize(
+    "digest", ["0" * 33, "0" * 10**6, "m", DIGEST.upper(), f"{DIGEST[:-1]} ", "0x1", "٣", "a\n"]
+)
+def test_what_no_started_told_is_no_digest(digest: str) -> None:
+    with pytest.raises(InvalidRequestError, match="32 hexadecimal digits") as caught:
+        resolve(begun_with(digest))
+    assert caught.value.field == "model_digest"
+    assert len(caught.value.message) < 100, "it is not repeated"
+
+
+def test_a_digest_goes_with_what_was_emitted() -> None:
+    request = tokens(5)
+    request.model_digest = DIGEST
+    with pytest.raises(InvalidRequestError, match="model_digest: goes with emitted_token_ids"):
+        resolve(request)
+
+
 class Counted(Sequence[int]):
     """Token ids that count how many of them were looked at."""
 

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import threading
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from diptych.engine.runner import Runner
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import (
     BlocksExhaustedError,
     InvalidRequestError,
@@ -25,6 +28,7 @@ from tests.integration.worker_rig import (
     BLOCK_SIZE,
     INLINE,
     MAX_LEN,
+    PATIENCE_S,
     Lease,
     Settings,
     Worker,
@@ -34,6 +38,7 @@ from tests.integration.worker_rig import (
 from tests.prompts import prompt
 from tests.waiting import within
 
+SIZE = 32  # tokens of a prompt, two blocks
 SETTINGS: Settings = {
     "num_blocks": 32,
     "max_model_len": MAX_LEN,
@@ -176,6 +181,39 @@ async def test_full_is_refused_at_once(tiny_llama: Path, tmp_path: Path) -> None
         with pytest.raises(BlocksExhaustedError):
             await refused.next("accepted")
         for lease in held:
+            await lease.close()
+        await worker.wait_baseline()
+
+
+async def test_a_payers_first_prompt_passes_those_of_another(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step computes one prompt; the first one waits until all have come."""
+    all_came, execute = threading.Event(), Runner.execute
+
+    def execute_then(self: Runner, plan: StepPlan) -> StepOutput:
+        assert all_came.wait(PATIENCE_S)
+        return execute(self, plan)
+
+    payers, served = [b"a"] * 10 + [b"b"], list[bytes]()
+
+    async def first_token(lease: Lease, payer: bytes) -> None:
+        await lease.next("first_token")
+        served.append(payer)
+
+    settings = {**SETTINGS, "max_batched_tokens": SIZE, "max_num_seqs": SIZE, "num_blocks": 64}
+    async with prefill_worker(tiny_llama, tmp_path, settings) as worker:
+        monkeypatch.setattr(Runner, "execute", execute_then)
+        leases = [Lease(worker) for _ in payers]
+        async with asyncio.TaskGroup() as tasks:
+            for seed, (lease, payer) in enumerate(zip(leases, payers, strict=True)):
+                await lease.start(prompt(SIZE, seed=seed), payer=payer)
+                await lease.next("accepted")
+                tasks.create_task(first_token(lease, payer))
+            all_came.set()
+        assert sorted(served) == payers
+        assert b"b" in served[:5], served
+        for lease in leases:
             await lease.close()
         await worker.wait_baseline()
 

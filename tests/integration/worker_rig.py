@@ -220,7 +220,12 @@ class Lease:
         self._end = CallEnd(self.call)
 
     async def start(
-        self, token_ids: Sequence[int], *, max_tokens: int = 8, margins: bool = False
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        margins: bool = False,
+        payer: bytes = b"",
     ) -> None:
         start = prefill_pb2.PrefillStart(
             router_incarnation="router",
@@ -228,6 +233,7 @@ class Lease:
             request_id="r",
             spec=spec(token_ids, max_tokens=max_tokens, margins=margins),
         )
+        start.spec.payer = payer
         await self.call.write(prefill_pb2.PrefillCommand(start=start))
 
     async def grant(self, reader_incarnation: str) -> bytes:

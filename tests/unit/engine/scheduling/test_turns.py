@@ -106,6 +106,44 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert abs(worker.given[b"back"] - worker.given[b"busy"]) <= STEP
 
 
+def test_a_tier_that_was_idle_has_saved_nothing_up() -> None:
+    worker = Worker()
+    worker.add(prompt(b"back", tier=3), *(prompt(b"busy", tier=1) for _ in range(40)))
+    worker.steps(21)
+    worker.given.clear()
+    worker.add(*(prompt(b"back", tier=3) for _ in range(40)))
+    worker.steps(10)
+    assert abs(worker.given[b"back"] - worker.given[b"busy"]) <= STEP
+
+
+def test_who_waited_alone_has_saved_nothing_up() -> None:
+    """Who comes then begins where it stands."""
+    worker = Worker()
+    worker.add(*(prompt(b"early") for _ in range(20)))
+    worker.steps(20)
+    worker.add(prompt(b"late"))
+    worker.steps(1)
+    worker.given.clear()
+    worker.add(*(prompt(payer) for payer in (b"early", b"late") for _ in range(20)))
+    worker.steps(10)
+    assert abs(worker.given[b"early"] - worker.given[b"late"]) <= 2 * STEP
+
+
+def test_payers_share_one_step() -> None:
+    worker = Worker()
+    worker.add(*(prompt(payer, 16) for payer in (b"a", b"b") for _ in range(4)))
+    worker.step()
+    assert worker.given == {b"a": 32, b"b": 32}
+
+
+def test_tiers_share_one_step() -> None:
+    worker = Worker()
+    worker.add(*(prompt(b"urgent", 16, tier=1, weight=3.0) for _ in range(4)))
+    worker.add(*(prompt(b"other", 16, tier=3) for _ in range(4)))
+    worker.step()
+    assert worker.given == {b"urgent": 48, b"other": 16}
+
+
 def test_who_cancels_was_given_nothing_for_it() -> None:
     worker = Worker()
     worker.add(*(prompt(b"flood") for _ in range(20)))

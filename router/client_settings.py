@@ -177,9 +177,9 @@ class ClassWeights(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    realtime: float = Field(8.0, gt=0, le=1000, description="Of realtime requests.")
-    standard: float = Field(4.0, gt=0, le=1000, description="Of standard requests.")
-    batch: float = Field(1.0, gt=0, le=1000, description="Of batch requests.")
+    realtime: float = Field(8.0, ge=0.001, le=1000, description="Of realtime requests.")
+    standard: float = Field(4.0, ge=0.001, le=1000, description="Of standard requests.")
+    batch: float = Field(1.0, ge=0.001, le=1000, description="Of batch requests.")
 
 
 class ClassesSettings(BaseModel):

@@ -1,6 +1,5 @@
 """A worker's own check of what a router sends. Pure."""
 
-import math
 from collections.abc import Iterable
 
 from diptych.errors import InvalidRequestError
@@ -9,6 +8,7 @@ from diptych.v1 import common_pb2
 
 MAX_SALT_BYTES = 64  # as inference.proto says
 MAX_PAYER_BYTES, MAX_TIER = 64, 15  # as common.proto says
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000  # likewise; 0: none was said
 MAX_GRAMMAR_BYTES = 512 * 2**10  # as common.proto says
 
 
@@ -37,8 +37,11 @@ def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len:
         raise InvalidRequestError(f"longer than {MAX_PAYER_BYTES} bytes", field="spec.payer")
     if spec.tier > MAX_TIER:
         raise InvalidRequestError(f"{spec.tier} is above {MAX_TIER}", field="spec.tier")
-    if not 0 <= spec.tier_weight < math.inf:
-        raise InvalidRequestError(f"{spec.tier_weight} is no weight", field="spec.tier_weight")
+    if spec.tier_weight and not MIN_WEIGHT <= spec.tier_weight <= MAX_WEIGHT:
+        raise InvalidRequestError(
+            f"{spec.tier_weight} is not from {MIN_WEIGHT} to {MAX_WEIGHT}",
+            field="spec.tier_weight",
+        )
     _check_sampling(spec.sampling, num_output=num_tokens - num_prompt, vocab_size=vocab_size)
 
 

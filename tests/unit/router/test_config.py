@@ -4,6 +4,7 @@ import pytest
 
 from diptych import settings
 from diptych.errors import ConfigurationError
+from diptych.request_class import RequestClass
 from diptych.rpc.server import make_server
 from diptych.tenant import Limits
 from router.config import RouterConfig
@@ -45,6 +46,22 @@ def test_a_count_out_of_range_is_one_line(name: str) -> None:
 def test_every_timer_is_finite(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--timers.{name}: .*'{value}'"):
         load(f"--timers.{name}", value)
+
+
+@pytest.mark.parametrize("name", ["realtime", "standard", "batch"])
+@pytest.mark.parametrize("value", ["0", "-1", "5e-324", "0.00099", "1000.1", "1e308", "nan", "inf"])
+def test_a_classs_weight_leaves_others_countable(name: str, value: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"--classes.weights.{name}: .*'{value}'"
+    ) as caught:
+        load(f"--classes.weights.{name}", value)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("value", "weight"), [("0.001", 0.001), ("1000", 1000.0)])
+def test_the_least_and_the_greatest_weight(value: str, weight: float) -> None:
+    config = load("--classes.weights.realtime", value)
+    assert config.classes.weight_of[RequestClass.REALTIME] == weight
 
 
 async def test_grpc_holds_the_largest_of_all() -> None:

@@ -88,7 +88,12 @@ def test_a_long_salt() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("payer", b"p" * 65), ("tier", 16), ("tier_weight", -1.0), ("tier_weight", math.inf)],
+    [
+        ("payer", b"p" * 65),
+        ("tier", 16),
+        *(("tier_weight", each) for each in (-1.0, 5e-324, 0.00099, 1000.1, 1e308)),
+        *(("tier_weight", each) for each in (math.inf, math.nan)),
+    ],
 )
 def test_whose_turn_it_is(field: str, value: object) -> None:
     candidate = spec()
@@ -97,6 +102,13 @@ def test_whose_turn_it_is(field: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check(candidate)
     assert caught.value.field == f"spec.{field}"
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.001, 1.0, 1000.0])
+def test_tiers_may_have_weights_or_none(weight: float) -> None:
+    candidate = spec()
+    candidate.tier_weight = weight
+    check(candidate)
 
 
 def test_too_many_stop_tokens_are_counted_before_they_are_copied(

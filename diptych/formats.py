@@ -7,5 +7,5 @@ from typing import Literal
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]  # of weights and arithmetic
 KVDtypeName = Literal["float32", "bfloat16", "int8", "fp8"]
-AttentionName = Literal["triton", "flashinfer"]  # of prompts, on GPUs
+PrefillAttentionName = Literal["own", "flashinfer"]  # whose kernels, on GPUs
 Quantization = Literal["none", "int8", "fp8"]  # of all linear layers, the head included

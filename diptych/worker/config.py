@@ -6,7 +6,13 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from diptych.engine.scheduling.step import check_step_limits
-from diptych.formats import AttentionName, DeviceName, DtypeName, KVDtypeName, Quantization
+from diptych.formats import (
+    DeviceName,
+    DtypeName,
+    KVDtypeName,
+    PrefillAttentionName,
+    Quantization,
+)
 from diptych.process import ProcessConfig
 
 
@@ -24,10 +30,11 @@ class WorkerConfig(ProcessConfig):
         description="Where the model runs: cpu, cuda (an NVIDIA GPU; needs the extra cuda), or "
         "auto: cuda if it can be used here, else cpu.",
     )
-    attention: AttentionName = Field(
-        "triton",
-        description="Whose kernels attend for prompts on a GPU: triton, ours; or flashinfer (needs "
-        "the extra flashinfer and CUDA's compiler, dtype bfloat16, heads of 64, 128 or 256).",
+    prefill_attention: PrefillAttentionName = Field(
+        "own",
+        description="Whose kernels attend for prompts on a GPU: our own, or flashinfer's (needs "
+        "the extra flashinfer and CUDA's compiler, dtype and kv_cache_dtype bfloat16, heads of 64, "
+        "128 or 256, and a model without soft caps of scores).",
     )
     dtype: DtypeName = Field(
         "auto",

@@ -148,7 +148,7 @@ def _find(config: WorkerConfig, report: Progress) -> _FoundModel:
     share = RankShare(0, config.tensor_parallel)
     num_threads = max(1, (config.num_threads or num_usable_cores()) // share.size)
     torch.set_num_threads(num_threads)
-    backend = make_backend(config.device, share, config.attention)
+    backend = make_backend(config.device, share, config.prefill_attention)
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)

@@ -43,7 +43,7 @@ class RankParts(NamedTuple):
         config = ModelConfig.from_folder(setup.folder)
         own, backend = (
             setup.share.of(config),
-            make_backend(setup.device, setup.share, setup.attention),
+            make_backend(setup.device, setup.share, setup.prefill_attention),
         )
         if setup.num_blocks is None:
             return cls(config, own, backend, None)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import torch
 
 from diptych.engine.model.rank_share import RankShare
-from diptych.formats import AttentionName, DeviceName
+from diptych.formats import DeviceName, PrefillAttentionName
 from diptych.worker.config import WorkerConfig
 
 
@@ -21,7 +21,7 @@ class RankSetup(NamedTuple):
     kv_dtype: torch.dtype
     block_size: int
     device: DeviceName
-    attention: AttentionName
+    prefill_attention: PrefillAttentionName
     num_blocks: int | None  # of the pool with its scratch blocks; None: rank 0 takes and gives it
     num_threads: int
     service: str  # in its log lines
@@ -47,7 +47,7 @@ class RankSetup(NamedTuple):
             kv_dtype=kv_dtype,
             block_size=config.block_size,
             device=device,
-            attention=config.attention,
+            prefill_attention=config.prefill_attention,
             num_blocks=num_blocks,
             num_threads=num_threads,
             service=f"diptych-{config.role}",

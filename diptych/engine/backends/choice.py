@@ -11,7 +11,7 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.backends.cpu.backend import CpuBackend
 from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.errors import ConfigurationError
-from diptych.formats import AttentionName, DeviceName
+from diptych.formats import DeviceName, PrefillAttentionName
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,9 @@ _MIN_CAPABILITY = (8, 0)  # the first with bfloat16 products, and what kernels a
 
 
 def make_backend(
-    device: DeviceName, share: RankShare = WHOLE, attention: AttentionName = "triton"
+    device: DeviceName,
+    share: RankShare = WHOLE,
+    prefill_attention: PrefillAttentionName = "own",
 ) -> Backend:
     """The backend of a device; the settings refuse any other name.
 
@@ -28,24 +30,26 @@ def make_backend(
     Raises:
         ConfigurationError: this machine or installation lacks what the device needs.
     """
-    return BACKENDS[device](share, attention)
+    return BACKENDS[device](share, prefill_attention)
 
 
-def _auto(share: RankShare, attention: AttentionName) -> Backend:
+def _auto(share: RankShare, prefill_attention: PrefillAttentionName) -> Backend:
     missing = _missing_for_cuda()
     reason = "a GPU and triton are there" if missing is None else missing
     name: DeviceName = "cuda" if missing is None else "cpu"
     logger.info("device chosen", extra={"device": name, "reason": reason})
-    return BACKENDS[name](share, attention)
+    return BACKENDS[name](share, prefill_attention)
 
 
-def _cpu(share: RankShare, attention: AttentionName) -> Backend:
-    if attention != "triton":
-        raise ConfigurationError(f"attention {attention} needs device cuda (got cpu)")
+def _cpu(share: RankShare, prefill_attention: PrefillAttentionName) -> Backend:
+    if prefill_attention != "own":
+        raise ConfigurationError(
+            f"prefill_attention {prefill_attention} needs device cuda (got cpu)"
+        )
     return CpuBackend()
 
 
-def _cuda(share: RankShare, attention: AttentionName) -> Backend:
+def _cuda(share: RankShare, prefill_attention: PrefillAttentionName) -> Backend:
     missing = _missing_for_cuda()
     if missing is not None:
         raise ConfigurationError(f"device cuda: {missing}; or set device to cpu")
@@ -62,7 +66,7 @@ def _cuda(share: RankShare, attention: AttentionName) -> Backend:
     from diptych.engine.backends.cuda.backend import CudaBackend
     from diptych.engine.backends.cuda.graphs import CudaGraphs
 
-    flashinfer = _flashinfer() if attention == "flashinfer" else None
+    flashinfer = _flashinfer() if prefill_attention == "flashinfer" else None
     device = torch.device("cuda", first + share.rank)
     return CudaBackend(device, CudaGraphs(), flashinfer=flashinfer)
 
@@ -72,7 +76,8 @@ def _flashinfer() -> ModuleType:
         return importlib.import_module("flashinfer")
     except ImportError as error:
         raise ConfigurationError(
-            f"attention flashinfer cannot be imported ({error}): install diptych[flashinfer]"
+            f"prefill_attention flashinfer cannot be imported ({error}): "
+            "install diptych[flashinfer]"
         ) from None
 
 
@@ -92,7 +97,7 @@ def _missing_for_cuda() -> str | None:
     return None
 
 
-BACKENDS: Mapping[DeviceName, Callable[[RankShare, AttentionName], Backend]] = {
+BACKENDS: Mapping[DeviceName, Callable[[RankShare, PrefillAttentionName], Backend]] = {
     "auto": _auto,
     "cpu": _cpu,
     "cuda": _cuda,

@@ -46,7 +46,7 @@ def setup_of(folder: Path) -> RankSetup:
         kv_dtype=torch.float32,
         block_size=BLOCK_SIZE,
         device="cpu",
-        attention="triton",
+        prefill_attention="own",
         num_blocks=NUM_BLOCKS,
         num_threads=1,
         service="test",

@@ -19,7 +19,7 @@ from diptych.engine.parallel import leader
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.engine.runner import Runner
 from diptych.errors import ConfigurationError
-from diptych.formats import AttentionName, DeviceName
+from diptych.formats import DeviceName, PrefillAttentionName
 from diptych.progress import silent
 from diptych.worker import loading, rank
 from diptych.worker.loading import LoadedModel
@@ -77,7 +77,7 @@ class Rig:
     """Loads a worker of two ranks; handles are places in a list."""
 
     def __init__(self, folder: Path, backend: DeviceBackend) -> None:
-        self.shares: list[RankShare] = []
+        self.made: list[tuple[RankShare, PrefillAttentionName]] = []  # backends, for whom
         self._folder, self._backend = folder, backend
 
     def load(self, **settings: object) -> LoadedModel:
@@ -98,8 +98,10 @@ class Rig:
             handed.append(memory)
             return bytes([len(handed) - 1])
 
-        def made(device: DeviceName, share: RankShare, attention: AttentionName) -> DeviceBackend:
-            self.shares.append(share)
+        def made(
+            device: DeviceName, share: RankShare, prefill_attention: PrefillAttentionName
+        ) -> DeviceBackend:
+            self.made.append((share, prefill_attention))
             return self._backend
 
         with pytest.MonkeyPatch.context() as patch:
@@ -119,9 +121,9 @@ def rules() -> Iterator[None]:
 def test_ranks_write_into_what_the_worker_has_taken_on_their_devices(tmp_path: Path) -> None:
     folder, backend = write_tiny_model(tmp_path / "model"), DeviceBackend()
     rig = Rig(folder, backend)
-    model = rig.load(num_blocks=5)
+    model = rig.load(num_blocks=5, prefill_attention="flashinfer")
     try:
-        assert sorted(rig.shares) == [RankShare(0, 2), RankShare(1, 2)]
+        assert sorted(rig.made) == [(RankShare(rank, 2), "flashinfer") for rank in (0, 1)]
         num_bytes = model.kv_cache.num_bytes
         assert backend.taken == [(num_bytes, 0), (num_bytes, 1)]
         assert isinstance(model.memory, DeviceRankPools)

@@ -39,18 +39,20 @@ class FlashInferPrompts:
         """
         if config.head_dim not in _HEAD_DIMS:
             raise ConfigurationError(
-                f"attention flashinfer needs heads of {_HEAD_DIMS} (the model's have "
+                f"prefill_attention flashinfer needs heads of {_HEAD_DIMS} (the model's have "
                 f"{config.head_dim})"
             )
         if config.score_softcap is not None:
             raise ConfigurationError(
-                "attention flashinfer serves no model with attn_logit_softcapping "
+                "prefill_attention flashinfer serves no model with attn_logit_softcapping "
                 f"(got {config.score_softcap})"
             )
         for name, each in (("dtype", dtype), ("kv_cache_dtype", kv_cache.dtype)):
             if each not in _DTYPES:
                 got = str(each).removeprefix("torch.")
-                raise ConfigurationError(f"attention flashinfer needs {name} bfloat16 (got {got})")
+                raise ConfigurationError(
+                    f"prefill_attention flashinfer needs {name} bfloat16 (got {got})"
+                )
         self._config, self._kv_cache, self._dtype = config, kv_cache, dtype
         device = kv_cache.tensor.device
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -75,8 +75,10 @@ def test_ranks_need_a_gpu_each(name: DeviceName, monkeypatch: pytest.MonkeyPatch
 
 
 def test_flashinfer_needs_a_gpu() -> None:
-    with pytest.raises(ConfigurationError, match=r"^attention flashinfer needs device cuda"):
-        make_backend("cpu", attention="flashinfer")
+    with pytest.raises(
+        ConfigurationError, match=r"^prefill_attention flashinfer needs device cuda"
+    ):
+        make_backend("cpu", prefill_attention="flashinfer")
 
 
 def test_each_name_that_the_settings_know_is_made() -> None:

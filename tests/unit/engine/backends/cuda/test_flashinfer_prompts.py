@@ -114,13 +114,13 @@ def test_what_it_has_no_kernels_for_is_refused(
 ) -> None:
     config = config_of(2, 1, head_dim, None)
     cache = KVCache(config, 2, 16, kv_dtype)
-    with pytest.raises(ConfigurationError, match=f"^attention flashinfer needs {says}"):
+    with pytest.raises(ConfigurationError, match=f"^prefill_attention flashinfer needs {says}"):
         FlashInferPrompts(fake_flashinfer, config, cache, dtype, 2)
 
 
 def test_capped_scores_are_refused() -> None:
     config = config_of(2, 1, 64, None, score_softcap=50.0)
     cache = KVCache(config, 2, 16, torch.bfloat16)
-    says = r"^attention flashinfer serves no model with attn_logit_softcapping \(got 50.0\)"
+    says = r"^prefill_attention flashinfer serves no model with attn_logit_softcapping \(got 50.0\)"
     with pytest.raises(ConfigurationError, match=says):
         FlashInferPrompts(fake_flashinfer, config, cache, torch.bfloat16, 2)

@@ -6,6 +6,7 @@ from tests.triton_interpreter import INTERPRETED
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -24,12 +25,14 @@ from diptych.engine.scheduling.sequence import Sequence as Generated
 from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.errors import ConfigurationError
-from diptych.formats import DeviceName, Quantization
+from diptych.formats import DeviceName, PrefillAttentionName, Quantization
 from diptych.sampling_params import SamplingParams
+from tests.attention_config import config_of
 from tests.engine_logits import chunk_logits
 from tests.engines import CPU, load_decoder
 from tests.grouped_weights import Scheme, write_pair
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
+from tests.unit.engine.backends.cuda import fake_flashinfer
 
 # Numbers that are none are asked of a part without tokens, and not used.
 pytestmark = pytest.mark.filterwarnings(
@@ -193,14 +196,39 @@ def test_chosen_where_all_is_there(name: DeviceName, monkeypatch: pytest.MonkeyP
     assert backend.device == torch.device("cuda", 1)
 
 
-def test_flashinfer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a backend asks, which is not used."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_flashinfer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(ConfigurationError, match=r"^attention flashinfer .*diptych\[flashinfer\]"):
-        make_backend("cuda", attention="flashinfer")
+    says = r"^prefill_attention flashinfer .*diptych\[flashinfer\]"
+    with pytest.raises(ConfigurationError, match=says):
+        make_backend("cuda", prefill_attention="flashinfer")
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(("name", "num_wrappers"), [("own", 0), ("flashinfer", 2)])
+def test_flashinfer_attends_where_the_setting_says_so(
+    name: PrefillAttentionName, num_wrappers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wrapper for each step in flight."""
+    created: list[object] = []
+    monkeypatch.setattr(fake_flashinfer, "CREATED", created)
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    gpu = SimpleNamespace(multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    config = config_of(2, 1, 64, None)
+    cache = KVCache(config, 2, BLOCK_SIZE, torch.bfloat16)
+    backend = make_backend("cuda", prefill_attention=name)
+    backend.attention(config, cache, torch.bfloat16)
+    assert len(created) == num_wrappers
 
 
 def test_each_rank_is_on_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

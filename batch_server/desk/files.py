@@ -1,8 +1,8 @@
 """Files of clients: stored in bounds as they come, listed, read, deleted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, NamedTuple
 
 from batch_server.desk.checks import PageAsked, not_found
@@ -20,7 +20,8 @@ from diptych.errors import (
 PURPOSE: Final = "batch"
 CHUNK_BYTES: Final = 2**18
 _MOST_UPLOADS: Final = 16
-_MOST_OF_TENANT: Final = 4
+_MOST_READS: Final = 16
+_MOST_OF_TENANT: Final = 4  # of either
 _MAX_NAME_CHARACTERS: Final = 256
 
 
@@ -33,7 +34,10 @@ class UploadBounds(NamedTuple):
 
 
 class FileDesk:
-    """Does what clients ask about files. Event loop only; an upload holds one chunk in memory."""
+    """Does what clients ask about files. Event loop only.
+
+    An upload holds one chunk in memory; a download too, or one line of results if it has more.
+    """
 
     def __init__(self, files: FileStore, bounds: UploadBounds, clock: Callable[[], float]) -> None:
         """``clock``: seconds of the Unix epoch."""
@@ -42,6 +46,9 @@ class FileDesk:
         self._clock = clock
         self._uploading = TenantPlaces(
             "many files are being uploaded", most_of_tenant=_MOST_OF_TENANT, most=_MOST_UPLOADS
+        )
+        self._reading = TenantPlaces(
+            "many files are being read", most_of_tenant=_MOST_OF_TENANT, most=_MOST_READS
         )
 
     @asynccontextmanager
@@ -112,8 +119,17 @@ class FileDesk:
             raise not_found("file", file_id)
         return file
 
-    async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """All of one, in pieces. Raises NotFoundError: it was deleted before all was read."""
+    @contextmanager
+    def reading(self, tenant: str) -> Iterator[None]:
+        """One of the tenant's places, for ``content``. Raises QueueFullError."""
+        with self._reading.taken(tenant):
+            yield
+
+    async def content(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
+        """All of one, in pieces of a chunk at most.
+
+        Raises NotFoundError: it was deleted before all was read.
+        """
         num_left = file.num_bytes
         async for piece in self._chunks(file) if file.batch_id is None else self._results(file):
             num_left -= len(piece)
@@ -141,7 +157,9 @@ class FileDesk:
         while lines := await self._files.results_after(file, number):
             number = lines[-1][0]
             for _, line in lines:
-                yield line
+                for start in range(0, len(line), CHUNK_BYTES):
+                    yield line[start : start + CHUNK_BYTES]
+            del lines, line  # before the next are fetched
 
 
 async def _exactly(num_bytes: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

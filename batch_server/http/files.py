@@ -1,13 +1,14 @@
 """``/v1/files``: uploads in bounds, lists, contents."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractContextManager, aclosing
 from typing import Final
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from batch_server.desk.checks import checked_page, checked_word
 from batch_server.desk.files import CHUNK_BYTES, PURPOSE, FileDesk
@@ -56,8 +57,8 @@ class FileAnswers:
     async def content(self, request: Request) -> Response:
         """All of one, as fast as the client takes it."""
         file = await self._find(request)
-        headers = {"content-length": str(file.num_bytes), "x-content-type-options": "nosniff"}
-        return _Content(self._files.content(file), headers=headers, media_type=_JSON_LINES)
+        place = self._files.reading(tenant_of(request))
+        return _Content(self._files.content(file), file.num_bytes, place)
 
     async def delete(self, request: Request) -> Response:
         """It is gone once the answer is there."""
@@ -99,11 +100,28 @@ class FileAnswers:
 
 
 class _Content(StreamingResponse):
-    """Ends with its last byte.
+    """Has a place while it is sent, and ends with its last byte.
 
     Starlette's own ends a moment after it; a client that has counted what it was promised asks
     for the next thing by then, in the middle of this answer as it seems.
     """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        num_bytes: int,
+        place: AbstractContextManager[None],
+    ) -> None:
+        headers = {"content-length": str(num_bytes), "x-content-type-options": "nosniff"}
+        super().__init__(pieces, headers=headers, media_type=_JSON_LINES)
+        self._pieces = pieces
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises QueueFullError, before anything is sent."""
+        with self._place:
+            async with aclosing(self._pieces):
+                await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         """See StreamingResponse."""

@@ -57,10 +57,12 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     async def ReadFile(
         self, request: public.ReadFileRequest, context: Context
     ) -> AsyncIterator[public.ReadFileResponse]:
-        file = await self._files.find(await self._tenant(context), request.id)
-        async with aclosing(in_chunks(self._files.content(file), CHUNK_BYTES)) as chunks:
-            async for chunk in chunks:
-                await self._write(context, public.ReadFileResponse(data=chunk))
+        tenant = await self._tenant(context)
+        file = await self._files.find(tenant, request.id)
+        with self._files.reading(tenant):
+            async with aclosing(in_chunks(self._files.content(file), CHUNK_BYTES)) as chunks:
+                async for chunk in chunks:
+                    await self._write(context, public.ReadFileResponse(data=chunk))
         return
         yield  # a generator without items: the stream is written with context.write
 

@@ -10,6 +10,7 @@ from batch_server.store.database import Database
 from batch_server.store.tables import CHUNKS, FILES, RESULTS
 
 _RESULTS_AT_ONCE: Final = 16
+_RESULT_BYTES_AT_ONCE: Final = 2**18  # or one line, where that has more
 
 
 class FileStore:
@@ -57,7 +58,10 @@ class FileStore:
         return await self._database.call(_chunk, file_id, number)
 
     async def results_after(self, file: StoredFile, number: int) -> Sequence[tuple[int, bytes]]:
-        """The next lines of a file of results, with their numbers; empty: there are no more."""
+        """The next lines of a file of results, with their numbers; empty: there are no more.
+
+        They are a few, and one alone where it is large: a reader holds no more in memory.
+        """
         return await self._database.call(_results_after, file, number)
 
     async def delete(self, tenant: str, file_id: str) -> bool:
@@ -147,17 +151,29 @@ def _chunk(connection: Connection, file_id: str, number: int) -> bytes | None:
 def _results_after(
     connection: Connection, file: StoredFile, number: int
 ) -> Sequence[tuple[int, bytes]]:
-    found = (
-        select(RESULTS.c.number, RESULTS.c.line)
-        .where(
-            RESULTS.c.batch_id == file.batch_id,
-            RESULTS.c.is_error.is_(file.is_errors),
-            RESULTS.c.number > number,
-        )
-        .order_by(RESULTS.c.number)
-        .limit(_RESULTS_AT_ONCE)
+    left = and_(
+        RESULTS.c.batch_id == file.batch_id,
+        RESULTS.c.is_error.is_(file.is_errors),
+        RESULTS.c.number > number,
     )
-    return [(row.number, row.line) for row in connection.execute(found)]
+    sizes = select(RESULTS.c.number, RESULTS.c.num_bytes).where(left).order_by(RESULTS.c.number)
+    rows = connection.execute(sizes.limit(_RESULTS_AT_ONCE))
+    last = _last_at_once([(row.number, row.num_bytes) for row in rows])
+    if last is None:
+        return []
+    found = select(RESULTS.c.number, RESULTS.c.line).where(left, RESULTS.c.number <= last)
+    return [(row.number, row.line) for row in connection.execute(found.order_by(RESULTS.c.number))]
+
+
+def _last_at_once(sizes: Sequence[tuple[int, int]]) -> int | None:
+    """Up to which number lines are fetched; None: there are none."""
+    last, num_bytes = None, 0
+    for number, size in sizes:
+        num_bytes += size
+        if last is not None and num_bytes > _RESULT_BYTES_AT_ONCE:
+            break
+        last = number
+    return last
 
 
 def _delete(connection: Connection, tenant: str, file_id: str) -> bool:

@@ -268,6 +268,28 @@ async def test_who_takes_nothing_is_given_up(tmp_path: Path) -> None:
         assert isinstance(error, SlowClientError)
 
 
+async def test_a_tenant_reads_so_many_files_at_a_time(tmp_path: Path) -> None:
+    uploads = UPLOADS._replace(max_file_bytes=20_000_000, max_tenant_bytes=20_000_000)
+    async with served(tmp_path, uploads=uploads) as at:
+        file = public.NewFile(num_bytes=20_000_000)
+        stored = (await at.stub.UploadFile(iter(sent(file, *[b"x" * 500_000] * 40)))).file
+        request = public.ReadFileRequest(id=stored.id)
+        reads: list[Any] = []
+        for _ in range(4):
+            reads.append(at.stub.ReadFile(request))
+            await reads[-1].read()
+        error = await refused(at.stub.ReadFile(request).read())
+        assert isinstance(error, QueueFullError)
+        assert error.retry_after_s
+        reads.pop().cancel()
+        await until(lambda: at.files._reading._taken.total() == 3, 10, "a reader's place is free")
+        reads.append(at.stub.ReadFile(request))
+        await reads[-1].read()
+        for read in reads:
+            read.cancel()
+        await until(lambda: at.files._reading._taken.total() == 0, 10, "all places are free")
+
+
 async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("".join(f"{tenant} {digest(key)}\n" for key, tenant in KEYS.items()))

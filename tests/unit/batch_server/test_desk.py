@@ -1,18 +1,23 @@
 """What both protocols of the batch server stand on, where no client is needed to see it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_server.desk.chunks import in_chunks
-from batch_server.desk.files import FileDesk, UploadBounds
+from batch_server.desk.files import CHUNK_BYTES, FileDesk, UploadBounds
 from batch_server.desk.tenant_places import TenantPlaces
+from batch_server.records import StoredFile
+from batch_server.runner.sender import AnswerBounds
+from batch_server.store.files import FileStore
 from diptych.errors import NotFoundError, QueueFullError
-from tests.unit.batch_server.rig import INPUT, line, opened
+from tests.unit.batch_server.rig import INPUT, FakeRouters, line, opened
 
 
 async def of(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -67,3 +72,58 @@ async def test_a_file_that_is_deleted_while_it_is_read_does_not_end_as_if_it_wer
         with pytest.raises(NotFoundError):
             read += [piece async for piece in content]
         assert 0 < len(b"".join(read)) < file.num_bytes
+
+
+def large(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, content=b'{"text": "' + b"x" * 2**20 + b'"}')
+
+
+async def test_of_large_results_one_line_is_in_memory_and_it_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[bytes] = []
+    results_after = FileStore.results_after
+
+    async def counted(
+        self: FileStore, file: StoredFile, number: int
+    ) -> Sequence[tuple[int, bytes]]:
+        found = await results_after(self, file, number)
+        fetched.extend(each for _, each in found)
+        return found
+
+    monkeypatch.setattr(FileStore, "results_after", counted)
+    async with opened(tmp_path, FakeRouters(large), answers=AnswerBounds(2**21, 60.0)) as rig:
+        await rig.add_input(b"".join(line(str(index), "x") for index in range(16)))
+        await rig.add_batch()
+        batch = await rig.run()
+        desk = FileDesk(rig.files, UploadBounds(10**6, 10**6, 1.0), lambda: 0.0)
+        file = await desk.find("", batch.output_file_id or "")
+        content = desk.content(file)
+        pieces = [await anext(content)]
+        assert len(fetched) == 1
+        pieces += [piece async for piece in content]
+    assert len(fetched) == 16
+    assert b"".join(pieces) == b"".join(fetched)
+    assert max(map(len, pieces)) == CHUNK_BYTES
+
+
+async def test_results_are_fetched_together_up_to_as_many_bytes_as_a_piece(
+    tmp_path: Path,
+) -> None:
+    sizes = {"a": 100, "b": 100_000, "c": 100_000, "d": 100_000, "e": 600_000, "f": 1}
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        name = json.loads(request.content)["messages"][0]["content"]
+        return httpx.Response(200, json={"text": "x" * sizes[name]})
+
+    async with opened(tmp_path, FakeRouters(answering), answers=AnswerBounds(2**20, 60.0)) as rig:
+        await rig.add_input(b"".join(line(name, name) for name in sizes))
+        await rig.add_batch()
+        batch = await rig.run()
+        file = await rig.files.find("", batch.output_file_id or "")
+        assert file is not None
+        numbers, number = list[list[int]](), 0
+        while found := await rig.files.results_after(file, number):
+            numbers.append([each for each, _ in found])
+            number = numbers[-1][-1]
+    assert numbers == [[1, 2, 3], [4], [5], [6]]

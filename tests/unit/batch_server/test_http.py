@@ -25,6 +25,7 @@ from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store.batches import TenantBounds
+from batch_server.store.files import FileStore
 from diptych.api_keys import digest
 from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
@@ -359,6 +360,46 @@ async def test_one_tenants_uploads_leave_room_for_others(tmp_path: Path) -> None
             await upload(client, headers={"authorization": "Bearer k2"})
             for each in hanging:
                 each.cancel()
+
+
+async def test_one_tenants_downloads_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+    path = f"/v1/files/{INPUT}/content"
+    amid, go_on = asyncio.Queue[None](), asyncio.Event()
+    chunk = FileStore.chunk
+
+    async def held(self: FileStore, file_id: str, number: int) -> bytes | None:
+        if (file_id, number) == (INPUT, 1):
+            amid.put_nowait(None)
+            await go_on.wait()
+        return await chunk(self, file_id, number)
+
+    monkeypatch.setattr(FileStore, "chunk", held)
+    async with opened(tmp_path) as rig, asked(rig, key_file(tmp_path)) as client:
+        await rig.add_input(DATA, tenant="one")
+        async with asyncio.TaskGroup() as tasks:
+
+            async def begun() -> asyncio.Task[httpx.Response]:
+                task = tasks.create_task(client.get(path, headers=one), name="download")
+                await amid.get()
+                return task
+
+            reading = [await begun() for _ in range(4)]
+            answer = await client.get(path, headers=one)
+            assert error_of(answer) == (429, "queue_full", None)
+            assert int(answer.headers["retry-after"]) > 0
+            theirs = await upload(client, headers=two)
+            assert (await client.get(f"/v1/files/{theirs}/content", headers=two)).content == DATA
+            left = reading.pop()
+            left.cancel()
+            with suppress(asyncio.CancelledError):
+                await left
+            reading.append(await begun())
+            assert (await client.get(path, headers=one)).status_code == 429
+            go_on.set()
+        assert all(each.result().content == DATA for each in reading)
 
 
 async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:

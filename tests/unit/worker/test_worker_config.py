@@ -49,7 +49,7 @@ def test_defaults() -> None:
         (("--model", "demo", "--blocks", "8"), "blocks"),
         (("--model", "demo", "--dtype", "int8"), "--dtype"),
         (("--model", "demo", "--device", "tpu"), r"--device.*'auto', 'cpu' or 'cuda'"),
-        (("--model", "demo", "--kv-cache-dtype", "fp8"), r"--kv-cache-dtype.*'int8'"),
+        (("--model", "demo", "--kv-cache-dtype", "int4"), r"--kv-cache-dtype.*'int8' or 'fp8'"),
     ],
 )
 def test_bad_flags_are_one_line(args: tuple[str, ...], message: str) -> None:

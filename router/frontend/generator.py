@@ -225,10 +225,12 @@ class _Answer:
         self.observer.resolved(resolved.sampling, num_prompt, resolved.claim)
         builder = build(0)
 
-        def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
+        def make(
+            index: int, beside: WorkerId | None, model_digest: str, on_output: Callable[[], None]
+        ) -> Session:
             return Session(
                 self.request_id,
-                resolved.choice(index),
+                resolved.choice(index, model_digest),
                 builder if index == 0 else build(index),
                 self.observer,
                 self._services,
@@ -241,7 +243,7 @@ class _Answer:
 
         session: Session | Choices
         if resolved.num_choices == 1:
-            session = make(0, None, _nothing)
+            session = make(0, None, "", _nothing)
         elif resolved.chooses:
             session = BestChoices(
                 resolved.num_choices,

@@ -10,9 +10,9 @@ from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
 from router.placement.types import WorkerId
 from router.request.session import Session
 
-# Makes the session of that choice, beside a worker that has the prompt, which calls back when
-# it has output, or may have.
-MakeSession = Callable[[int, WorkerId | None, Callable[[], None]], Session]
+# Makes the session of that choice, beside a worker that has the prompt, of the weights with that
+# digest (empty: any), which calls back when it has output, or may have.
+MakeSession = Callable[[int, WorkerId | None, str, Callable[[], None]], Session]
 
 
 class Choices:
@@ -20,13 +20,14 @@ class Choices:
 
     The first choice is prefilled and handed over as any request. As soon as it runs the others
     begin beside it, where the prompt's whole blocks are: they share those, and compute the few
-    tokens behind them. One that fails ends all.
+    tokens behind them. From then on all are of the weights that the first is of. One that
+    fails ends all.
     """
 
     def __init__(self, num_choices: int, make: MakeSession) -> None:
         self._num_choices = num_choices
         self._make = make
-        self._sessions = [make(0, None, self._wake)]
+        self._sessions = [make(0, None, "", self._wake)]
         self._next = 0  # whose turn it is
         self._num_finished = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -67,7 +68,7 @@ class Choices:
 
     @property
     def model_digest(self) -> str:
-        """Of the weights that the first choice is of; empty: unknown."""
+        """Of the weights that all choices are of; empty: unknown."""
         return self._sessions[0].model_digest
 
     @property
@@ -90,9 +91,9 @@ class Choices:
         first = self._sessions[0]
         if len(self._sessions) == self._num_choices or not first.is_under_way:
             return
-        beside = first.decode_worker
+        beside, model_digest = first.decode_worker, first.keep_model()
         for index in range(1, self._num_choices):
-            self._sessions.append(self._make(index, beside, self._wake))
+            self._sessions.append(self._make(index, beside, model_digest, self._wake))
             self._sessions[index].start(front=True)
 
     def _wake(self) -> None:

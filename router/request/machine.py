@@ -53,7 +53,7 @@ class RequestMachine:
 
         ``resumed`` are output tokens that the client has already: they go through
         ``sink`` at once and are forced inputs from the first attempt on; ``model_digest`` is of
-        the weights that made them, if that is known.
+        the weights that made them, or tokens of other choices, if that is known.
         """
         self.state = RequestState.NEW
         self.wake_at_s: float | None = None  # when a Tick is due next; None: never
@@ -92,6 +92,10 @@ class RequestMachine:
     def model_digest(self) -> str:
         """Of the weights that the output is of; empty: unknown."""
         return self._placing.model_digest
+
+    def keep_model(self) -> str:
+        """See :meth:`router.request.placing.Placing.keep_model`."""
+        return self._placing.keep_model()
 
     @property
     def untold(self) -> Wanted | None:

@@ -33,10 +33,11 @@ class Placing:
         """``retry``, ``output`` and ``told`` are the machine's; they are only read here.
 
         ``first_token_due_s`` is when the first token is wanted, a moment of the clock;
-        ``model_digest`` with what weights the output began, if that is known.
+        ``model_digest`` of the weights that the output has to be of; empty: of any.
         """
         self.model_digest = model_digest
         """Of the weights that the output is of, or that it was placed on; empty: unknown."""
+        self._keeps_model = bool(model_digest)
         self._deps = deps
         self._told = told
         self._retry = retry
@@ -73,7 +74,7 @@ class Placing:
         self._was_placed |= placement is not None
         if placement is not None and holds_none:
             served = self._deps.model_digest()
-            if served or not self._output.token_ids:
+            if served or not self._is_bound:
                 self.model_digest = served
         return placement
 
@@ -83,9 +84,22 @@ class Placing:
         What is held goes on, on its own worker, which has the weights that it had.
         """
         began, served = self.model_digest, self._deps.model_digest()
-        if not self._output.token_ids or not began or not served or began == served:
+        if not self._is_bound or not began or not served or began == served:
             return None
         return worker_errors.model_changed(began, served)
+
+    def keep_model(self) -> str:
+        """Other choices begin, of the weights that this one is of; their digest.
+
+        Whoever has the first token, all are of these from now on.
+        """
+        self._keeps_model = True
+        return self.model_digest
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether it cannot begin anew with other weights."""
+        return self._keeps_model or bool(self._output.token_ids)
 
     def _query(self) -> Query:
         return Query(

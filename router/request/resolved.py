@@ -23,7 +23,7 @@ class ResolvedRequest:
     tells_logprobs: bool = False  # the client gets those of its tokens
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
-    model_digest: str = ""  # of the weights that emitted those; empty: any
+    model_digest: str = ""  # of the weights that the answer has to be of; empty: any
     thoughts: ThoughtForm | None = None  # that a constraint lets come before the answer
     own_end: str | None = None  # of the prompt, behind all that is inert; None: nothing is
 
@@ -37,8 +37,11 @@ class ResolvedRequest:
         """Whether the client gets only the best of the choices."""
         return self.num_best < self.num_choices
 
-    def choice(self, index: int) -> "ResolvedRequest":
-        """What one choice alone would be. The first is told of the prompt."""
+    def choice(self, index: int, model_digest: str) -> "ResolvedRequest":
+        """What one choice alone would be. The first is told of the prompt.
+
+        The others have to be of the weights with ``model_digest``; empty: of any.
+        """
         if index == 0:
             return self
         seed = (self.sampling.seed + index) % 2**64
@@ -46,4 +49,5 @@ class ResolvedRequest:
             self,
             sampling=replace(self.sampling, seed=seed),
             shape=replace(self.shape, told=None),
+            model_digest=model_digest,
         )

@@ -122,6 +122,10 @@ class Session:
         """Ask for workers; ``front``: another choice has some, so it is never turned away."""
         self._handle(events.Begin(front))
 
+    def keep_model(self) -> str:
+        """See :meth:`router.request.placing.Placing.keep_model`."""
+        return self._machine.keep_model()
+
     async def next_event(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """Wait for more output; asking for it says that what came before was written.
 

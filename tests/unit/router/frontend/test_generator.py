@@ -16,10 +16,13 @@ from diptych.errors import (
     SlowClientError,
     StepFailedError,
 )
+from diptych.sampling_params import SamplingParams
 from diptych.tenant import Limits, Tenant
 from router.frontend.generator import Generator, _Answer
 from router.frontend.quotas import Quotas
 from router.generation.answer import Delta, GenerationEvent, Started, Summary, Timing, Usage
+from router.request.emitted_tokens import RequestShape
+from router.request.resolved import ResolvedRequest
 
 MINUTE_TOKENS = 100
 TENANT = Tenant("t", Limits(tokens_per_minute=MINUTE_TOKENS))
@@ -39,6 +42,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
+
+    def resolved(self, *_: object) -> None: ...
 
     def ended(self, outcome: str, *_: object, **__: object) -> None:
         self.outcomes.append(outcome)
@@ -134,8 +139,43 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     observe: Callable[..., object] = lambda *_, **__: observer  # noqa: E731
     monkeypatch.setattr(generator, "_observe", observe)
     events = generator.generate(REQUEST)
-    kinds = [type(await anext(events)) for _ in range(3)]
-    assert kinds == [Started, Delta, Summary]
+    began, *later = [await anext(events) for _ in range(3)]
+    assert isinstance(began, Started)
+    assert began.model_digest == "m"
+    assert [type(event) for event in later] == [Delta, Summary]
     with pytest.raises(SlowClientError):
         await anext(events)
     assert (observer.outcomes, session.was_closed) == (["CLIENT_TOO_SLOW"], True)
+
+
+@pytest.mark.parametrize("num_best", [1, 3])
+async def test_the_other_choices_are_asked_for_with_the_first_ones_weights(
+    monkeypatch: pytest.MonkeyPatch, num_best: int
+) -> None:
+    asked: list[str] = []
+
+    class Choice(Session):
+        is_under_way, decode_worker = True, None
+
+        def __init__(self, _: str, request: ResolvedRequest, *__: object, **___: object) -> None:
+            super().__init__(1)
+            asked.append(request.model_digest)
+
+        def start(self, *, front: bool = False) -> None: ...
+
+        def keep_model(self) -> str:
+            return self.model_digest
+
+        def poll(self) -> GenerationEvent:
+            raise SlowClientError("it took nothing")
+
+    monkeypatch.setattr("router.frontend.generator.Session", Choice)
+    made: Any = SimpleNamespace(check_resumed=lambda: None)
+    observer: Any = Observer()
+    shape, sampling = RequestShape(prompt_ids=(1,), max_tokens=4), SamplingParams(seed=1)
+    request = ResolvedRequest(shape=shape, sampling=sampling, num_choices=3, num_best=num_best)
+    answer = _Answer(SERVICES, observer, lambda: None)
+    session = answer.open(request, lambda choice: made, None)
+    with pytest.raises(SlowClientError):
+        await session.next_event()
+    assert asked == ["", "m", "m"]

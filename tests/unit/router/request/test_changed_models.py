@@ -3,7 +3,8 @@
 import pytest
 
 from diptych.errors import ModelChangedError
-from tests.unit.router.request.world import LENGTH, TIMERS, World
+from router.request import events
+from tests.unit.router.request.world import LENGTH, TIMERS, World, worker
 
 
 def changed(world: World) -> bool:
@@ -110,5 +111,31 @@ def test_what_is_resumed_without_a_digest_is_of_what_it_was_placed_on() -> None:
     assert world.machine.model_digest == "a"
     world.served = "b"
     world.lose_reservation()
+    world.lose_lease()
+    assert changed(world)
+
+
+def test_what_other_choices_have_tokens_of_is_demanded_before_the_first_token() -> None:
+    world = World(model_digest="a")
+    world.on(events.Begin(front=True))
+    world.bind()
+    world.served = "b"
+    world.lose_lease()
+    assert changed(world)
+    world = World(model_digest="b")
+    world.on(events.Begin(front=True))
+    assert changed(world)
+    assert world.num_asked == 0
+
+
+def test_what_other_choices_begin_with_is_kept_to_by_the_first() -> None:
+    world = World(prefills=("p1", "p2", "p3")).begin()
+    world.bind()
+    assert world.machine.keep_model() == "a"
+    world.served = ""
+    world.lose_lease()
+    assert world.lease.worker != worker("p1")
+    assert world.machine.model_digest == "a"
+    world.served = "b"
     world.lose_lease()
     assert changed(world)

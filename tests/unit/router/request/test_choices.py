@@ -3,20 +3,32 @@
 import asyncio
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from diptych.client.answer_reader import AnswerReader
+from diptych.errors import ModelChangedError
 from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
+from diptych.text.detokenizer import Detokenizer
+from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
-from diptych.v1 import inference_pb2
+from diptych.v1 import decode_pb2, inference_pb2
+from router.cluster.members import Cluster
 from router.generation.answer import ChoiceFinished, Delta
-from router.placement.types import WorkerId
+from router.placement.policy import LeastLoaded
+from router.placement.types import DecodeOnly, Why, WorkerId
 from router.request import actions, events
 from router.request.best_choices import BestChoices
 from router.request.choices import Choices, MakeSession
+from router.request.emitted_tokens import RequestShape
+from router.request.resolved import ResolvedRequest
+from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
+from tests.text_models import byte_level_tokenizer, write_folder
+from tests.unit.router.request.dispatch_world import DECODE, PROMPT, Untraced, opened
 from tests.unit.router.request.world import World
 
 Output = PromptLogprobs | Delta | ChoiceFinished
@@ -28,6 +40,7 @@ class FakeSession:
 
     is_under_way = True
     decode_worker = D
+    model_digest = "a"
 
     def __init__(self, output: list[Output]) -> None:
         self._output = output
@@ -39,10 +52,16 @@ class FakeSession:
     def poll(self) -> Output | None:
         return self._output.pop(0) if self._output else None
 
+    def keep_model(self) -> str:
+        return self.model_digest
+
 
 def making(*sessions: FakeSession) -> MakeSession:
 
-    def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
+    def make(
+        index: int, beside: WorkerId | None, model_digest: str, on_output: Callable[[], None]
+    ) -> Session:
+        assert (beside, model_digest) == ((D, "a") if index else (None, ""))
         return cast("Session", sessions[index])
 
     return make
@@ -93,6 +112,92 @@ async def test_only_the_first_choice_can_be_turned_away() -> None:
     assert [session.front for session in sessions] == [False, None, None]
     await choices.next_event()
     assert [session.front for session in sessions] == [False, True, True]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return write_folder(tmp_path, byte_level_tokenizer())
+
+
+class RealChoices:
+    """Two, on one decode worker, of which the first runs there and has no token yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+        self._monkeypatch, self._tokenizer = monkeypatch, tokenizer
+        monkeypatch.setattr(LeastLoaded, "place", lambda *_: DecodeOnly(DECODE, Why.CHOICE))
+        self.world, self.sessions = opened(monkeypatch), list[Session]()
+        self.world.welcomes(DECODE)
+        self.serve("a")
+        self.choices = Choices(2, self._make)
+        self.choices.start()
+        self.world.services.room.pump()
+        reserved = decode_pb2.Reserved(sequence_id=1)
+        self.sessions[0].on_decode_event(decode_pb2.DecodeEvent(reserved=reserved))
+
+    def serve(self, model_digest: str) -> None:
+        self._monkeypatch.setattr(Cluster, "model_digest", model_digest)
+
+    def _make(
+        self, index: int, beside: WorkerId | None, model_digest: str, on_output: Callable[[], None]
+    ) -> Session:
+        request = ResolvedRequest(
+            shape=RequestShape(prompt_ids=PROMPT, max_tokens=4),
+            sampling=SamplingParams(max_tokens=4, seed=1),
+        ).choice(index, model_digest)
+        answer = ResponseBuilder(
+            request.shape,
+            Detokenizer(self._tokenizer),
+            received_s=0.0,
+            clock=lambda: 1.0,
+            max_unsent=9,
+        )
+        session = Session(
+            "r",
+            request,
+            answer,
+            Untraced(),
+            self.world.services,
+            deadline_s=None,
+            on_failed=lambda: None,
+            on_output=on_output,
+            beside=beside,
+        )
+        self.sessions.append(session)
+        return session
+
+
+async def ends_with_changed_model(choices: Choices) -> None:
+    with pytest.raises(ModelChangedError, match=r"other weights \(a\) than are served now \(b\)"):
+        await choices.next_event()
+    choices.close()
+
+
+async def test_all_choices_are_of_the_first_ones_weights(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """Though they have no token yet when others are served: the answer was said to be of these."""
+    real = RealChoices(monkeypatch, tokenizer)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ends_with_changed_model(real.choices))
+        await asyncio.sleep(0)
+        assert len(real.sessions) == 2
+        real.serve("b")
+        real.world.services.room.pump()
+    assert real.choices.model_digest == "a"
+
+
+async def test_the_first_keeps_to_its_weights_once_the_others_begin(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """They may have tokens of these before it has one."""
+    real = RealChoices(monkeypatch, tokenizer)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ends_with_changed_model(real.choices))
+        await asyncio.sleep(0)
+        real.world.services.room.pump()
+        real.serve("b")
+        real.sessions[0].on_reservation_lost(1, "gone")
+    assert real.choices.model_digest == "a"
 
 
 @pytest.mark.parametrize("front", [False, True])

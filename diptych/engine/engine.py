@@ -176,7 +176,6 @@ class StepEngine:
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
-        giving_way = scheduler.giving_way()
         return EngineLoad(
             blocks=self._pool.counts(),
             num_running=scheduler.num_running,
@@ -189,8 +188,7 @@ class StepEngine:
             num_set_aside=scheduler.num_set_aside,
             num_sat_out=scheduler.num_sat_out,
             work=scheduler.work,
-            num_giving_way=len(giving_way),
-            num_giving_way_blocks=sum(len(seq.block_table) for seq in giving_way),
+            giving_way=scheduler.giving_way(),
         )
 
     def abandon(self) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from diptych.cache_log import CacheLog
 from diptych.engine.scheduling.block_pool import BlockCounts
+from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.step_model import StepModel, StepWork
@@ -44,8 +45,7 @@ class EngineLoad(NamedTuple):
     num_batch_preemptions: int = 0  # of num_preemptions, of sequences that yield
     num_set_aside: int = 0  # times that one of those lost its place to another, and no blocks
     num_sat_out: int = 0  # steps of others that one of those sat out, while it decoded
-    num_giving_way: int = 0  # of those that run or wait, sequences that leave for others
-    num_giving_way_blocks: int = 0  # that these hold; shared ones are counted for each
+    giving_way: GivingWay = GivingWay()  # of those that run or wait
 
 
 class Engine(Protocol):

@@ -24,9 +24,7 @@ class Told:
         self.num_available_blocks = counts.free + counts.cached
         self.num_blocks = engine.pool.num_blocks
         self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
-        giving_way = engine.scheduler.giving_way()
-        self.num_giving_way = len(giving_way)
-        self.num_giving_way_blocks = sum(len(seq.block_table) for seq in giving_way)
+        self.giving_way = engine.scheduler.giving_way()
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.prefill_time_ratio = engine.prefill_time_ratio
         self.model = engine.told_model
@@ -200,8 +198,8 @@ class DecodeSeen:
             num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
             num_blocks=told.num_blocks,
-            num_giving_way=told.num_giving_way,
-            num_giving_way_blocks=told.num_giving_way_blocks,
+            num_giving_way=told.giving_way.num,
+            num_giving_way_blocks=told.giving_way.num_blocks,
             step_s=told.step_s,
             prefill_time_ratio=0.0 if beside is None else told.prefill_time_ratio,
             shipped=self._shipped,

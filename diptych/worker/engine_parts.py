@@ -105,8 +105,8 @@ class EngineParts:
         state.blocks.CopyFrom(worker_pb2.BlockCounts(**load.blocks._asdict()))
         state.num_running = load.num_running
         state.num_waiting = load.num_waiting
-        state.num_giving_way = load.num_giving_way
-        state.num_giving_way_blocks = load.num_giving_way_blocks
+        state.num_giving_way = load.giving_way.num
+        state.num_giving_way_blocks = load.giving_way.num_blocks
         state.num_pending_prefill_tokens = load.num_pending_prefill_tokens
         state.prefill_tokens_per_s = self.engine.prefill_tokens_per_s
         state.decode_step_s = self.engine.decode_step_s

@@ -5,7 +5,9 @@ The scheduler's bookkeeping; knows no blocks and no budgets. Pure.
 
 import bisect
 import itertools
+from collections.abc import Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 
@@ -20,6 +22,13 @@ NEXT_STATES: dict[SequenceState, frozenset[SequenceState]] = {
 }
 _by_arrival = attrgetter("arrival")
 _by_class_and_arrival = attrgetter("gives_way", "arrival")
+
+
+class GivingWay(NamedTuple):
+    """Of those that run or wait, the sequences that leave for others."""
+
+    num: int = 0
+    num_blocks: int = 0  # that these hold; shared ones are counted for each
 
 
 class Queues:
@@ -84,8 +93,15 @@ class Queues:
 
     def giving_way(self) -> list[Sequence]:
         """Those that leave for others, the last come first; nobody else reads their blocks."""
-        leaving = (seq for seq in self.runnable if seq.gives_way and _may_leave(seq))
-        return sorted(leaving, key=_by_arrival, reverse=True)
+        return sorted(self._leaving(), key=_by_arrival, reverse=True)
+
+    def count_giving_way(self) -> GivingWay:
+        """How many they are. O(runnable)."""
+        tables = [seq.block_table for seq in self._leaving()]
+        return GivingWay(len(tables), sum(map(len, tables)))
+
+    def _leaving(self) -> Iterator[Sequence]:
+        return (seq for seq in self.runnable if seq.gives_way and _may_leave(seq))
 
     def _remove(self, seq: Sequence) -> None:
         if seq.state is SequenceState.WAITING:

@@ -38,7 +38,7 @@ from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.chunks import next_chunk
 from diptych.engine.scheduling.making_way import MakingWay
 from diptych.engine.scheduling.prefill_shares import PrefillShares
-from diptych.engine.scheduling.queues import Queues
+from diptych.engine.scheduling.queues import GivingWay, Queues
 from diptych.engine.scheduling.run_ahead import ends_with_next, waits_for_token
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
@@ -155,9 +155,9 @@ class Scheduler:
         """Sequences that want a place in the batch (reserved ones do not)."""
         return len(self._queues.waiting)
 
-    def giving_way(self) -> list[Sequence]:
-        """Sequences that leave their place or their blocks for others, who leaves first first."""
-        return self._queues.giving_way()
+    def giving_way(self) -> GivingWay:
+        """Sequences that leave their place or their blocks for others."""
+        return self._queues.count_giving_way()
 
     @property
     def num_lookup_tokens(self) -> int:

@@ -122,14 +122,14 @@ async def test_beside_others_those_that_yield_sit_steps_out() -> None:
             await rig.stepped.wait()
         load = rig.engine.load()
         held = sum(len(seq.block_table) for seq in rows)
-        assert (load.num_giving_way, load.num_giving_way_blocks) == (2, held)
+        assert load.giving_way == (2, held)
         await rig.until_finished(rig.start(3, max_tokens=20, token_id=3))
         num_sat_out = rig.engine.load().num_sat_out
         assert 19 <= num_sat_out <= 38, "no more than half a row beside each token"
         for seq in rows:
             await rig.until_finished(seq)
     assert rig.engine.load().num_sat_out == num_sat_out
-    assert rig.engine.load().num_giving_way == 0
+    assert rig.engine.load().giving_way == (0, 0)
     assert [len(seq.token_ids) for seq in rows] == [43, 43]
 
 

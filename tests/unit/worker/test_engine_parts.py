@@ -7,6 +7,7 @@ import pytest
 
 from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.block_pool import BlockCounts
+from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate
 from diptych.errors import ConfigurationError
@@ -89,8 +90,8 @@ class OtherEngine:
     def load(self) -> EngineLoad:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
-        giving_way = {"num_giving_way": 2, "num_giving_way_blocks": 7}
-        return EngineLoad(blocks, 0, len(self._waiting), 0, 0, 0, 0, work, **giving_way)
+        num_waiting, giving_way = len(self._waiting), GivingWay(2, 7)
+        return EngineLoad(blocks, 0, num_waiting, 0, 0, 0, 0, work, giving_way=giving_way)
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None

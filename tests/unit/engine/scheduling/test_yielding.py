@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput
@@ -227,6 +228,18 @@ def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended(
     scheduler.reserve(seq)
     assert not of_batch.block_table
     assert of_batch.token_ids[50:] == [7, 7]
+
+
+def test_those_that_give_way_are_counted_with_their_blocks() -> None:
+    scheduler = make_scheduler(64)
+    assert scheduler.giving_way() == GivingWay(0, 0)
+    of_batch = [decoding(scheduler, token_id, yields=True, num_tokens=12) for token_id in (1, 2)]
+    decoding(scheduler, 3, yields=False)
+    add(scheduler, 8, 4, yields=True)  # others may read its blocks
+    held = sum(len(seq.block_table) for seq in of_batch)
+    assert scheduler.giving_way() == GivingWay(2, held)
+    of_batch[0].has_aged = True
+    assert scheduler.giving_way() == GivingWay(1, len(of_batch[1].block_table))
 
 
 def test_nobody_leaves_where_too_few_blocks_would_come_of_it() -> None:

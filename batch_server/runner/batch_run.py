@@ -11,6 +11,7 @@ from batch_server.records import Batch, Endpoint, Line
 from batch_server.runner.answers import Answer, result_of, unanswered
 from batch_server.runner.input_file import Chunks, InputBounds, InputFile
 from batch_server.runner.line_check import LineMaker
+from batch_server.runner.turns import LineOwner
 from batch_server.status import ENDED, BatchEvent, BatchStatus
 from batch_server.store.batches import BatchStore
 
@@ -27,7 +28,11 @@ class Sender(Protocol):
     """Whoever has lines answered."""
 
     async def answer(
-        self, endpoint: Endpoint, request_id: str, read_body: Callable[[], Awaitable[bytes]]
+        self,
+        owner: LineOwner,
+        endpoint: Endpoint,
+        request_id: str,
+        read_body: Callable[[], Awaitable[bytes]],
     ) -> Answer:
         """What becomes the line's result. Its body is read when it is sent, each time."""
         ...
@@ -130,10 +135,11 @@ class BatchRun:
                 tasks.create_task(self._send_some(batch, waiting), name="batch-line")
 
     async def _send_some(self, batch: Batch, waiting: "_Waiting") -> None:
-        batches = self._needs.batches
+        batches, sender = self._needs.batches, self._needs.sender
+        owner = LineOwner(batch.tenant, batch.batch_id)
         while (line := await waiting.take()) is not None:
             read_body = functools.partial(batches.body, batch.batch_id, line.number)
-            answer = await self._needs.sender.answer(batch.endpoint, line.request_id, read_body)
+            answer = await sender.answer(owner, batch.endpoint, line.request_id, read_body)
             await batches.add_results(batch.batch_id, [result_of(line, answer)])
 
     async def _finalize(self, batch: Batch) -> None:

@@ -14,6 +14,7 @@ from tenacity.wait import wait_random_exponential
 from batch_server.records import Endpoint
 from batch_server.runner.answers import Answer, Verdict, failed, judge, read_answer
 from batch_server.runner.slots import Slots
+from batch_server.runner.turns import LineOwner
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,11 @@ class LineSender:
         self._tell_at_s = float("-inf")
 
     async def answer(
-        self, endpoint: Endpoint, request_id: str, read_body: Callable[[], Awaitable[bytes]]
+        self,
+        owner: LineOwner,
+        endpoint: Endpoint,
+        request_id: str,
+        read_body: Callable[[], Awaitable[bytes]],
     ) -> Answer:
         """What becomes the line's result. Returns at last where a router serves it.
 
@@ -81,17 +86,25 @@ class LineSender:
             stop=stop_never,
             retry=retry_if_exception_type(_NotNowError),
         )
-        return await retrying(self._try, endpoint, request_id, read_body, tries)
+        return await retrying(self._try, owner, endpoint, request_id, read_body, tries)
 
     async def _try(
         self,
+        owner: LineOwner,
         endpoint: Endpoint,
         request_id: str,
         read_body: Callable[[], Awaitable[bytes]],
         tries: "_Tries",
     ) -> Answer:
-        async with self._slots.place():
+        async with self._slots.place(owner):
             answer = await self._post(endpoint, request_id, await read_body())
+            return self._judged(answer, tries)
+
+    def _judged(self, answer: Answer | None, tries: "_Tries") -> Answer:
+        """One that is the line's result; what it tells of the routers counts at once.
+
+        Raises _NotNowError.
+        """
         if answer is None:
             raise self._refused("none could be reached")
         match judge(answer):

@@ -18,6 +18,7 @@ from batch_server.runner.line_splitter import RawLine
 from batch_server.runner.pace import Pace
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
+from batch_server.runner.turns import LineOwner
 from batch_server.status import BatchStatus
 from batch_server.store.batches import BatchStore
 from tests.unit.batch_server.rig import BATCH, CHAT, ROUTERS, FakeRouters, Rig, line, opened, well
@@ -77,7 +78,7 @@ async def test_a_router_without_room_is_left_alone_by_all_lines(status: int, cod
             return body
 
         try:
-            return await sender.answer(CHAT, name, read_body)
+            return await sender.answer(LineOwner("", BATCH), CHAT, name, read_body)
         finally:
             is_judged.set()
 

@@ -11,13 +11,13 @@ class RequestClass(enum.StrEnum):
     BATCH = "batch"
 
     @property
-    def number(self) -> int:
-        """As ``Priority`` in inference.proto has it: from 1, the most urgent."""
+    def tier(self) -> int:
+        """By which workers know it: from 1, the most urgent."""
         return 1 + list(RequestClass).index(self)
 
     def is_above(self, other: "RequestClass") -> bool:
         """Whether it is the more urgent one."""
-        return self.number < other.number
+        return self.tier < other.tier
 
 
 def read_class(name: object) -> RequestClass:

@@ -285,13 +285,14 @@ class RouterConfig(ProcessConfig):
     max_pending_prefill_tokens: int = Field(
         16384,
         ge=1,
-        description="Prompt tokens this router lets wait on one prefill worker; more wait here.",
+        description="Prompt tokens this router lets wait on one prefill worker that has not "
+        "measured yet how fast it computes; more wait here.",
     )
     prefill_runway_s: float = Field(
         2.0,
         gt=0,
-        description="The same in seconds of the worker's computing, once it has measured that, s: "
-        "as much as keeps it busy with full steps. One prompt of each tenant and class may be "
+        description="The same of one that has, in seconds of its computing, s: as much as keeps it "
+        "busy with full steps. One prompt of each tenant and class may be "
         "beyond it, as workers take them in turns.",
     )
     placement: Literal["least-loaded", "predicted"] = Field(

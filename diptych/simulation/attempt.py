@@ -43,6 +43,11 @@ class Request(NamedTuple):
     tenant: str = ""
     yields: bool = False  # leaves workers' room to others, as it was placed
 
+    @property
+    def payer(self) -> bytes:
+        """By what workers know whose turn it is."""
+        return payer_of(self.request_class, self.tenant)
+
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""
         return Sequence(
@@ -54,8 +59,8 @@ class Request(NamedTuple):
             to_pull=to_pull,
             block_keys=list(self.block_keys),
             yields=self.yields,
-            payer=payer_of(self.request_class, self.tenant),
-            tier=self.request_class.number,
+            payer=self.payer,
+            tier=self.request_class.tier,
             tier_weight=DEFAULT_WEIGHTS[self.request_class],
         )
 
@@ -188,8 +193,7 @@ class Attempt:
             lease.is_expected = True
             self._router.policy.cache.expect(worker.incarnation, self._request.block_keys)
         num_tokens = len(self._request.prompt_ids)
-        payer = payer_of(self._request.request_class, self._request.tenant)
-        self._router.backlog.opened(self._request.number, worker, num_tokens, payer)
+        self._router.backlog.opened(self._request.number, worker, num_tokens, self._request.payer)
         self._later(lambda: self._begin_lease(lease))
 
     def _begin_lease(self, lease: _Lease) -> None:

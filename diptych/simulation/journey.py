@@ -14,7 +14,6 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
-from router.placement.claim import payer_of
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
 from router.placement.spare import BATCH_YIELDS_S, gives_way, seen_by
@@ -66,10 +65,11 @@ class Journey:
     def arrive(self) -> None:
         """Ask for a place; whoever finds none is judged by what waits before it."""
         snapshot, wait_s = self._router.snapshot(), 0.0
-        if not snapshot.has_room:
+        has_room = snapshot.has_room_for((self.request.payer,))
+        if not has_room:
             num_engines = len(snapshot.prefill) or len(snapshot.decode)
             wait_s = self._router.room.ahead_s(self._turn()) / num_engines
-        if not snapshot.has_room and self._is_lost(wait_s):
+        if not has_room and self._is_lost(wait_s):
             self._end(DeadlineUnreachableError.reason)
         else:
             self._queue(front=False)
@@ -163,7 +163,7 @@ class Journey:
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
-            payer=payer_of(request.request_class, request.tenant),
+            payer=request.payer,
             is_batch=request.request_class is RequestClass.BATCH,
             yields=self._yields(),
             may_refuse=request.may_refuse and not self._was_placed,

@@ -139,8 +139,7 @@ class SimulatedRouter:
 
     def _seat_prefill(self, host: SimulatedWorker, runway: Runway) -> None:
         changed = partial(self._changed, host.worker)
-        num_behind = partial(self.backlog.num_behind, host.worker)
-        seen = PrefillSeen(host.worker, Told(host.engine), runway, changed, num_behind)
+        seen = PrefillSeen(host.worker, Told(host.engine), runway, changed)
         self.prefill[host.worker] = Seat(host, seen)
         self._prefill_views.add(host.worker, seen.view)
 
@@ -161,14 +160,12 @@ class SimulatedRouter:
 
     def _told(self, worker: WorkerId, told: Told) -> None:
         if worker in self.prefill:
-            self.backlog.told(worker)
-            self.prefill[worker].seen.told(told)
+            self.prefill[worker].seen.told(told, self.backlog.told(worker))
         if worker in self.decode:
             self.decode[worker].seen.told(told)
 
     def _backlog_changed(self, worker: WorkerId) -> None:
-        backlog, seen = self.backlog, self.prefill[worker].seen
-        seen.loaded(backlog.num_pending_tokens(worker), backlog.num_sent_tokens(worker))
+        self.prefill[worker].seen.loaded(self.backlog.own(worker))
 
     def _changed(self, worker: WorkerId, is_news: bool) -> None:
         self._prefill_views.changed(worker)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
-from router.placement.spare import computes_at_once, is_idle
+from router.placement.takes import PrefillTakes, decode_takes, is_more
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 
@@ -47,83 +48,66 @@ class PrefillSeen:
     """A prefill worker. ``on_change`` is told of each new view, and whether it may take more."""
 
     def __init__(
-        self,
-        worker: WorkerId,
-        told: Told,
-        runway: Runway,
-        on_change: Callable[[bool], None],
-        num_behind: Callable[[bytes], int],
+        self, worker: WorkerId, told: Told, runway: Runway, on_change: Callable[[bool], None]
     ) -> None:
         self._worker = worker
-        self._told = told
-        self._runway = runway
-        self._num_behind = num_behind
         self._on_change = on_change
         self.beside: DecodeSeen | None = None  # the same worker, as one that decodes
-        self._num_own = self._num_others = self._num_told = self._num_sent = 0  # prompt tokens
-
-    def told(self, told: Told) -> None:
-        """The worker said how it is."""
-        was_open, was_idle = self._has_runway, self._is_idle
+        self._load = PrefillLoad(runway)
         self._told = told
-        self._num_others = max(0, told.work.num_prefill_tokens - self._num_own)
-        self._num_told, self._num_sent = self._num_own, 0
-        is_open, is_idle_now = self._has_runway, self._is_idle
-        self._on_change((is_open and not was_open) or (is_idle_now and not was_idle))
+        self._load.told(told.work.num_prefill_tokens, told.tokens_per_s, NO_PROMPTS)
 
-    def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> None:
-        """So many tokens of ours wait there now, so many of them sent since it told."""
-        was_open, was_idle = self._has_runway, self._is_idle
-        self._num_own, self._num_sent = num_own_tokens, num_sent_tokens
-        is_open, is_idle_now = self._has_runway, self._is_idle
-        self._on_change((is_open and not was_open) or (is_idle_now and not was_idle))
+    def told(self, told: Told, own: OwnPrompts) -> None:
+        """The worker said how it is; what of ours is there."""
+        took = self._takes
+        self._told = told
+        self._load.told(told.work.num_prefill_tokens, told.tokens_per_s, own)
+        self._on_change(is_more(self._takes, took))
+
+    def loaded(self, own: OwnPrompts) -> None:
+        """So much of ours waits there now."""
+        took = self._takes
+        self._load.loaded(own)
+        self._on_change(is_more(self._takes, took))
 
     @property
     def num_own_tokens(self) -> int:
         """Of the router's prompts, that wait there."""
-        return self._num_own
+        return self._load.own.num_tokens
 
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours, since the worker told how it is."""
-        return self._num_sent
+        return self._load.own.num_sent_tokens
 
     @property
     def num_computed_tokens(self) -> int:
         """Of ours that it had when it told, those that it has no more."""
-        return max(0, self._num_told - (self._num_own - self._num_sent))
+        return self._load.num_computed_tokens
 
     @property
-    def _has_runway(self) -> bool:
-        return self._runway.is_open(self._num_left, self._told.tokens_per_s)
+    def _takes(self) -> PrefillTakes:
+        return self._load.takes(self._num_beside_tokens)
 
     @property
-    def _num_left(self) -> int:
-        """Of the router's own, less what was computed of those that had begun."""
-        return min(self._num_own, self._told.work.num_prefill_tokens + self._num_sent)
-
-    @property
-    def _is_idle(self) -> bool:
-        return is_idle(self._num_pending_tokens, self._told.tokens_per_s)
-
-    @property
-    def _num_pending_tokens(self) -> int:
-        num_local = 0 if self.beside is None else self.beside.num_sent_tokens
-        return self._num_own + self._num_others + num_local
+    def _num_beside_tokens(self) -> int:
+        return 0 if self.beside is None else self.beside.num_sent_tokens
 
     def view(self) -> PrefillView:
         """As of now."""
-        num_local = 0 if self.beside is None else self.beside.num_sent_tokens
+        load, takes, num_beside = self._load, self._takes, self._num_beside_tokens
+        num_sent = load.own.num_sent_tokens + num_beside
         return PrefillView(
             worker=self._worker,
-            num_pending_tokens=self._num_pending_tokens,
+            num_pending_tokens=load.num_pending_tokens + num_beside,
             max_model_len=self._told.max_model_len,
-            has_runway=self._has_runway,
-            is_open_beyond=self._runway.is_open_beyond(self._num_left, self._told.tokens_per_s),
-            num_behind=self._num_behind,
+            has_runway=takes.has_runway,
+            is_open_beyond=takes.is_open_beyond,
+            num_own_tokens=load.own.num_tokens,
+            own_payers=load.own.payers,
             num_available_blocks=self._told.num_available_blocks,
             tokens_per_s=self._told.tokens_per_s,
-            engine=self._told.engine_view(self._num_sent + num_local, self.num_computed_tokens),
+            engine=self._told.engine_view(num_sent, load.num_computed_tokens),
         )
 
 
@@ -150,12 +134,11 @@ class DecodeSeen:
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
-        had_room, was_idle = self._has_room, computes_at_once(self.view())
+        took = decode_takes(self.view())
         self._told = told
         self._num_others = max(0, told.num_sequences - self._num_own)
         self._num_told = self._num_asked
-        is_idle_now = computes_at_once(self.view())
-        self._on_change((self._has_room and not had_room) or (is_idle_now and not was_idle))
+        self._on_change(is_more(decode_takes(self.view()), took))
 
     def asked(self, num_tokens: int) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
@@ -165,9 +148,9 @@ class DecodeSeen:
 
     def ended(self) -> None:
         """One of ours is over."""
-        had_room = self._has_room
+        took = decode_takes(self.view())
         self._num_own -= 1
-        self._on_change(self._has_room and not had_room)
+        self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
     def num_own_sequences(self) -> int:
@@ -178,10 +161,6 @@ class DecodeSeen:
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
         return self._num_asked - self._num_told
-
-    @property
-    def _has_room(self) -> bool:
-        return self.view().has_room
 
     def view(self) -> DecodeView:
         """As of now."""

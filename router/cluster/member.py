@@ -1,18 +1,17 @@
 """What placement sees of one worker: a view, made anew only when something of it changed."""
 
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from diptych.block_needs import ShippedBytes
 from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
-from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
 from router.placement.place import NOWHERE, Place
+from router.placement.prefill_load import OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
-from router.placement.spare import computes_at_once, is_idle
+from router.placement.takes import NO_DECODE, NO_PREFILL, decode_takes, is_more
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 
@@ -60,40 +59,26 @@ class PrefillMember:
 
     role = worker_pb2.WORKER_ROLE_PREFILL
 
-    def __init__(self, watch: WorkerWatch, *, runway: Runway, backlog: PrefillBacklog) -> None:
-        """``backlog``: what waits there of this router's; who loads it tells of it."""
+    def __init__(self, watch: WorkerWatch, runway: Runway) -> None:
         self.watch = watch
         self.gate = gate_of(watch)
         self.is_placeable = False  # it is ready, has this role and the model that is served
         self.beside: DecodeMember | None = None  # the same worker, as one that decodes
         self.found_at = NOWHERE  # where its discovery says that it is
-        self._runway = runway
-        self._backlog = backlog
-        self._num_own_tokens = 0
-        self._num_others_tokens = 0
-        self._num_left_tokens = (
-            0  # of all, when the worker said how it is: begun prompts count less
-        )
-        self._num_told_tokens = 0  # of ours, when the worker said how it is
-        self._num_sent_tokens = 0  # of ours, since then
-        self._was_open = self._was_idle = False
+        self._load = PrefillLoad(runway)
+        self._took = NO_PREFILL
         self._view: PrefillView | None = None
 
-    def told(self) -> bool:
-        """The worker said how it is, or is gone: what is not ours of its load is others'."""
+    def told(self, own: OwnPrompts) -> bool:
+        """The worker said how it is, or is gone; what of ours is there."""
         state = self.watch.state
         if state is not None:
-            published = state.num_pending_prefill_tokens
-            self._num_others_tokens = max(0, published - self._num_own_tokens)
-            self._num_left_tokens = published
-            self._num_told_tokens = self._num_own_tokens
-            self._num_sent_tokens = 0
+            self._load.told(state.num_pending_prefill_tokens, state.prefill_tokens_per_s, own)
         return self.refresh()
 
-    def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> bool:
-        """So many tokens of ours wait there now, so many of them sent since it told."""
-        self._num_own_tokens = num_own_tokens
-        self._num_sent_tokens = num_sent_tokens
+    def loaded(self, own: OwnPrompts) -> bool:
+        """So much of ours waits there now."""
+        self._load.loaded(own)
         return self.refresh()
 
     @property
@@ -103,64 +88,48 @@ class PrefillMember:
         if not self.is_placeable or state is None or worker is None:
             return None
         if self._view is None:
+            load, takes = self._load, self._load.takes(self._num_beside_tokens)
             self._view = PrefillView(
                 worker=worker,
-                num_pending_tokens=self._num_pending_tokens,
+                num_pending_tokens=load.num_pending_tokens + self._num_beside_tokens,
                 max_model_len=state.max_model_len,
-                has_runway=self._has_runway,
-                is_open_beyond=self._runway.is_open_beyond(
-                    self._num_own_left_tokens, state.prefill_tokens_per_s
-                ),
-                num_behind=partial(self._backlog.num_behind, worker),
+                has_runway=takes.has_runway,
+                is_open_beyond=takes.is_open_beyond,
+                num_own_tokens=load.own.num_tokens,
+                own_payers=load.own.payers,
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
-                engine=_engine(state, self._num_all_sent_tokens, self.num_computed_tokens),
+                engine=_engine(
+                    state,
+                    self.num_sent_tokens + self._num_beside_tokens,
+                    self.num_computed_tokens,
+                ),
             )
         return self._view
 
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours, since the worker told how it is."""
-        return self._num_sent_tokens
+        return self._load.own.num_sent_tokens
 
     @property
     def num_computed_tokens(self) -> int:
         """Of ours that it had when it told, those that it has no more."""
-        return max(0, self._num_told_tokens - (self._num_own_tokens - self._num_sent_tokens))
+        return self._load.num_computed_tokens
 
     @property
-    def _num_all_sent_tokens(self) -> int:
-        """With those of prompts that it computes for sequences of its own."""
-        return self._num_sent_tokens + (0 if self.beside is None else self.beside.num_sent_tokens)
-
-    @property
-    def _num_pending_tokens(self) -> int:
-        own = self._num_own_tokens + self._num_others_tokens
-        return own + self._num_all_sent_tokens - self._num_sent_tokens
-
-    @property
-    def _has_runway(self) -> bool:
-        state = self.watch.state
-        return state is not None and self._runway.is_open(
-            self._num_own_left_tokens, state.prefill_tokens_per_s
-        )
-
-    @property
-    def _num_own_left_tokens(self) -> int:
-        """Less what was computed of prompts that had begun when the worker told."""
-        return min(self._num_own_tokens, self._num_left_tokens + self._num_sent_tokens)
-
-    @property
-    def _is_idle(self) -> bool:
-        state = self.watch.state
-        return state is not None and is_idle(self._num_pending_tokens, state.prefill_tokens_per_s)
+    def _num_beside_tokens(self) -> int:
+        """Of prompts of ours that it computes for sequences of its own, since it told."""
+        return 0 if self.beside is None else self.beside.num_sent_tokens
 
     def refresh(self) -> bool:
+        """Something of it may be another than before; whether it may take more."""
         self._view = None
-        was_open, self._was_open = self._was_open, self.is_placeable and self._has_runway
-        was_idle, self._was_idle = self._was_idle, self.is_placeable and self._is_idle
-        return (self._was_open and not was_open) or (self._was_idle and not was_idle)
+        is_usable = self.is_placeable and self.watch.state is not None
+        takes = self._load.takes(self._num_beside_tokens) if is_usable else NO_PREFILL
+        took, self._took = self._took, takes
+        return is_more(takes, took)
 
 
 class DecodeMember:
@@ -184,7 +153,7 @@ class DecodeMember:
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
         self._proven: frozenset[str] = frozenset()
-        self._was_open = self._was_idle = False
+        self._took = NO_DECODE
         self._view: DecodeView | None = None
 
     def told(self) -> bool:
@@ -278,10 +247,8 @@ class DecodeMember:
 
     def refresh(self) -> bool:
         self._view = None
-        view = self.view
-        was_open, self._was_open = self._was_open, view is not None and view.has_room
-        was_idle, self._was_idle = self._was_idle, view is not None and computes_at_once(view)
-        return (self._was_open and not was_open) or (self._was_idle and not was_idle)
+        took, self._took = self._took, decode_takes(self.view)
+        return is_more(self._took, took)
 
 
 def _place(state: worker_pb2.WorkerState) -> Place:

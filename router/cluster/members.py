@@ -20,6 +20,7 @@ from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
 from router.placement.place import NOWHERE, Place
+from router.placement.prefill_load import NO_PROMPTS
 from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
 from router.placement.types import Policy, Snapshot, WorkerId
@@ -241,13 +242,14 @@ class Cluster:
             self._told[watch.address] = now.roles
         if before._replace(pairs_version=0) != now._replace(pairs_version=0):
             self._gate_changed(watch, before)
-        if now.worker is not None and watch.address in self._prefill:
-            self.prefill_backlog.told(now.worker)
+        own = NO_PROMPTS if now.worker is None else self.prefill_backlog.told(now.worker)
         is_news = False
         for member in members:  # leases first: sequences are looked at beside them
-            is_news |= member.told()
-            if isinstance(member, DecodeMember) and self._has_new_pairs(member, before):
-                is_news = True
+            if isinstance(member, PrefillMember):
+                is_news |= member.told(own)
+            else:
+                is_news |= member.told()
+                is_news |= self._has_new_pairs(member, before)
         self._snapshot = None
         if is_news:
             self._on_change()
@@ -267,8 +269,7 @@ class Cluster:
         member = self._prefill.get(worker.address)
         if member is None or member.watch.worker != worker:
             return
-        own = self.prefill_backlog.num_pending_tokens(worker)
-        is_news = member.loaded(own, self.prefill_backlog.num_sent_tokens(worker))
+        is_news = member.loaded(self.prefill_backlog.own(worker))
         if member.beside is not None:
             member.beside.refresh()
         if is_news:
@@ -363,9 +364,7 @@ class Cluster:
         is_source = address in self._prefill
         if worker_pb2.WORKER_ROLE_PREFILL in roles and not is_source:
             runway = Runway(config.max_pending_prefill_tokens, config.prefill_runway_s)
-            self._prefill[address] = PrefillMember(
-                watch, runway=runway, backlog=self.prefill_backlog
-            )
+            self._prefill[address] = PrefillMember(watch, runway)
         if worker_pb2.WORKER_ROLE_DECODE in roles and address not in self._decode:
             self._decode[address] = DecodeMember(self._link(watch))
             self._members_changed.set()

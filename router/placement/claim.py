@@ -15,6 +15,15 @@ class Claim(NamedTuple):
     first_token_due_s: float | None = None  # a moment of the monotonic clock; None: no matter
     tpot_s: float | None = None  # between two tokens, on average; None: no matter
 
+    @property
+    def payer(self) -> bytes:
+        """By what workers know whose turn it is."""
+        return payer_of(self.request_class, self.tenant)
+
+    @property
+    def is_batch(self) -> bool:
+        return self.request_class is RequestClass.BATCH
+
 
 @lru_cache(1024)
 def payer_of(request_class: RequestClass, tenant: str) -> bytes:

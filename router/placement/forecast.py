@@ -47,18 +47,18 @@ class PrefillForecast(NamedTuple):
 
 
 def of_prefill(
-    view: PrefillView | DecodeView, prompt: StepWork, num_behind: int = 0
+    view: PrefillView | DecodeView, prompt: StepWork, num_passed: int = 0
 ) -> PrefillForecast | None:
     """What computing ``prompt`` takes there; None: the worker's steps are not known yet.
 
-    ``num_behind`` tokens of others' prompts come behind it, but for a step's that has begun.
+    ``num_passed`` tokens of others' prompts come behind it, but for a step's that has begun.
     """
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return None
     cost, rows = engine.model.prefill, engine.work.num_decode_rows
     budget = max(1, engine.max_batched_tokens - rows)
-    queued = _queued(engine, prompt, max(0, num_behind - budget))
+    queued = _queued(engine, prompt, max(0, num_passed - budget))
     beside = StepWork(rows, engine.work.num_context_tokens)  # with each of the steps
 
     def steps_s(work: StepWork) -> tuple[float, int]:

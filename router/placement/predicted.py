@@ -285,8 +285,9 @@ class Predicted:
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
         computed = [
-            (view, of_prefill(view, self._prompt(query, view.worker), view.num_behind(query.payer)))
+            (view, of_prefill(view, self._prompt(query, view.worker), num_passed))
             for view in near_p
+            for num_passed in (view.num_passed_by(query.payer),)
         ]
         decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]

@@ -11,13 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from router.placement.types import (
-    DecodeView,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.types import DecodeView, PrefillView, Query, Snapshot, WorkerId
 
 BATCH_YIELDS_S: Final = 10.0  # after which a batch request takes its turn like any other
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes
@@ -28,7 +22,7 @@ _KEPT_FREE: Final = 4  # one in so many, of sequences and of blocks
 def seen_by(query: Query, snapshot: Snapshot) -> Snapshot:
     """The workers as who asks may use them: sequences of a batch leave for those of no batch."""
     if query.yields:
-        return spare(query, snapshot)
+        return _spare(query, snapshot)
     if not query.is_batch or not any(view.num_giving_way for view in snapshot.decode):
         return snapshot
     return replace(snapshot, decode=tuple(map(_keeping_all, snapshot.decode)))
@@ -39,7 +33,7 @@ def gives_way(query: Query, *, others_wait: bool) -> bool:
     return query.is_batch and (query.yields or not others_wait)
 
 
-def spare(query: Query, snapshot: Snapshot) -> Snapshot:
+def _spare(query: Query, snapshot: Snapshot) -> Snapshot:
     """The same workers, those without such room as if they had none at all."""
     prefill, decode = snapshot.prefill, snapshot.decode
     at_once = _beyond_half(

@@ -1,7 +1,7 @@
 """What placement is asked, what it knows, and what it answers. Plain data and one seam."""
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -11,11 +11,6 @@ from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.place import NOWHERE, Place
-
-
-def nothing_behind(payer: bytes) -> int:
-    """Where payers take no turns, or it is not known."""
-    return 0
 
 
 class WorkerId(NamedTuple):
@@ -52,8 +47,8 @@ class PrefillView:
     max_model_len: int
     has_runway: bool = True  # may take more of this router's prompts
     is_open_beyond: bool = False  # without runway: to payers of whom none of ours waits there
-    num_behind: Callable[[bytes], int] = field(default=nothing_behind, compare=False)
-    """Tokens of others' prompts that a payer's next one passes there."""
+    num_own_tokens: int = 0  # of this router's prompts that wait there
+    own_payers: frozenset[bytes] = frozenset()  # whose those are
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     tokens_per_s: float = 0.0  # measured; 0 until known
     place: Place = NOWHERE
@@ -61,7 +56,14 @@ class PrefillView:
 
     def takes_from(self, payer: bytes) -> bool:
         """Whether it may take one more prompt of that payer's."""
-        return self.has_runway or (self.is_open_beyond and self.num_behind(payer) > 0)
+        return self.has_runway or (self.is_open_beyond and payer not in self.own_payers)
+
+    def num_passed_by(self, payer: bytes) -> int:
+        """Tokens of our prompts there that come behind that payer's next one, by their turns.
+
+        0 where one of its own waits there already. Of the others the first goes on.
+        """
+        return 0 if payer in self.own_payers else self.num_own_tokens
 
     @property
     def num_obtainable_blocks(self) -> int | None:
@@ -98,6 +100,11 @@ class DecodeView:
         return self.max_num_seqs is None or num_staying < self.max_num_seqs
 
     @property
+    def has_free_place(self) -> bool:
+        """Whether one sequence more could run, nobody leaving for it."""
+        return self.max_num_seqs is None or self.num_sequences < self.max_num_seqs
+
+    @property
     def num_obtainable_blocks(self) -> int | None:
         """Available, or left by who gives way; None: it does not say."""
         if self.num_available_blocks is None:
@@ -117,9 +124,7 @@ class Snapshot:
         """Whether a request of one of them could be placed; if not, there is no use in asking."""
         if self.has_room:
             return True
-        if self.decode and not any(view.has_room for view in self.decode):
-            return False
-        beyond = [view for view in self.prefill if view.is_open_beyond]
+        beyond = [view for view in self.prefill if view.is_open_beyond and self._can_decode]
         return bool(beyond) and any(view.takes_from(each) for each in payers for view in beyond)
 
     @property
@@ -129,10 +134,14 @@ class Snapshot:
         Without a decode worker, one that wants a single token. Where there are some and all
         are full, that one waits with the others.
         """
-        may_prefill = any(view.has_runway for view in self.prefill)
-        if not self.decode:
-            return may_prefill
-        return any((may_prefill or view.local_prefill) and view.has_room for view in self.decode)
+        if any(view.has_runway for view in self.prefill):
+            return self._can_decode
+        return any(view.local_prefill and view.has_room for view in self.decode)
+
+    @property
+    def _can_decode(self) -> bool:
+        """Whether one whose prompt is computed elsewhere finds a place, if it needs one."""
+        return not self.decode or any(view.has_room for view in self.decode)
 
 
 class Objectives(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from diptych.errors import DiptychError, QueueFullError
 from diptych.request_class import RequestClass
+from router.placement.claim import payer_of
 from router.placement.departures import Departures
 from router.placement.fair_queue import Charged, FairQueue, Turn
 
@@ -321,7 +322,10 @@ class WaitingRoom:
 
     def _has_room(self) -> bool:
         """Of many payers it looks at some, who may not be those that could be placed."""
-        return self._has_room_for(itertools.islice(self._fresh.payers(), _MAX_PAYERS))
+        turns = (self._all[one.waiter] for one in self._returned)
+        returned = (payer_of(turn.request_class, turn.tenant) for turn in turns)
+        payers = itertools.chain(returned, self._fresh.payers())
+        return self._has_room_for(itertools.islice(payers, _MAX_PAYERS))
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.

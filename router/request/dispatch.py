@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diptych.block_hash import block_keys
-from diptych.request_class import RequestClass
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
@@ -15,7 +14,6 @@ from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
 from router.generation.answer import Usage
-from router.placement.claim import payer_of
 from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
@@ -157,7 +155,7 @@ class Dispatch:
         """
         services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
         if is_new:
-            if snapshot.has_room:
+            if snapshot.has_room_for((self._request.claim.payer,)):
                 return None
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
             wait_s = services.room.ahead_s(self.turn()) / num_engines
@@ -174,15 +172,15 @@ class Dispatch:
             block_keys=self._keys,
             block_size=self._block_size,
             beside=self._beside,
-            payer=payer_of(self._request.claim.request_class, self._request.claim.tenant),
-            is_batch=self._request.claim.request_class is RequestClass.BATCH,
+            payer=self._request.claim.payer,
+            is_batch=self._request.claim.is_batch,
             objectives=self._objectives(),
             num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
         )
 
     def waits(self) -> None:
         """The request enters the queue: say what for, unless it is the next."""
-        if not self._services.cluster.snapshot().has_room:
+        if not self._services.cluster.snapshot().has_room_for((self._request.claim.payer,)):
             self._observer.waits(Waits.ROOM)
         elif self._services.room.num_waiting:
             self._observer.waits(Waits.TURN)
@@ -471,7 +469,7 @@ class Dispatch:
             sampling=self._sampling,
             cache_salt=self._request.cache_salt,
             yields=bool(self._yields),
-            payer=payer_of(claim.request_class, claim.tenant),
-            tier=claim.request_class.number,
+            payer=claim.payer,
+            tier=claim.request_class.tier,
             tier_weight=self._services.config.classes.weight_of[claim.request_class],
         )

@@ -15,14 +15,7 @@ from diptych.v1 import common_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.types import (
-    Objectives,
-    Policy,
-    Query,
-    Snapshot,
-    WorkerId,
-    nothing_behind,
-)
+from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.world import World, proven
 from tests.unit.simulation.small import SMALL, VARIED
 
@@ -50,7 +43,7 @@ class Mirrored:
             told, worker = Told(engine), WorkerId(address, f"{address}-1")
             if address in self.world.prefill:
                 self.prefill[address] = PrefillSeen(
-                    worker, told, RouterLimits().runway, lambda is_news: None, nothing_behind
+                    worker, told, RouterLimits().runway, lambda is_news: None
                 )
             else:
                 sources = {f"{each}-1": BYTES_PER_S for each in computing if each != address}
@@ -58,9 +51,7 @@ class Mirrored:
                     worker, told, sources, SHIPPED, lambda is_news: None
                 )
             if address == soft:
-                beside = PrefillSeen(
-                    worker, told, RouterLimits().runway, lambda is_news: None, nothing_behind
-                )
+                beside = PrefillSeen(worker, told, RouterLimits().runway, lambda is_news: None)
                 beside.beside, self.decode[address].beside = self.decode[address], beside
                 self.prefill[address] = beside
         for address in self.engines:
@@ -91,9 +82,11 @@ class Mirrored:
             num_context_tokens=work.num_context_tokens,
             **self._roles(address),
         )
-        for seen in (self.prefill.get(address), self.decode.get(address)):
-            if seen is not None:
-                seen.told(Told(engine))
+        told, worker = Told(engine), WorkerId(address, f"{address}-1")
+        if address in self.prefill:
+            self.prefill[address].told(told, self.world.cluster.prefill_backlog.own(worker))
+        if address in self.decode:
+            self.decode[address].told(told)
 
     def _roles(self, address: str) -> dict[str, object]:
         if not self.soft or address in self.world.prefill:
@@ -107,9 +100,9 @@ class Mirrored:
         """To a prefill worker, which gets it at once."""
         seq = self._sequence(num_tokens, prefill_only=True)
         worker, backlog = WorkerId(address, f"{address}-1"), self.world.cluster.prefill_backlog
-        backlog.opened(self._number, worker, num_tokens)
-        own, sent = backlog.num_pending_tokens(worker), backlog.num_sent_tokens(worker)
-        self.prefill[address].loaded(own, sent)
+        backlog.opened(self._number, worker, num_tokens, b"somebody")
+        backlog.accepted(self._number, 0)
+        self.prefill[address].loaded(backlog.own(worker))
         self.engines[address].add_prefill(seq, lambda update: None)
 
     def send_sequence(self, address: str, num_tokens: int) -> None:

@@ -246,7 +246,7 @@ async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
     world = World(prefill=1, decode=1)
     worker = WorkerId("p0:1", "p0:1-1")
     pool, most = world.cluster.prefill_backlog, RouterConfig(model="m").max_pending_prefill_tokens
-    pool.opened(1, worker, most)
+    pool.opened(1, worker, most, b"")
     assert not world.cluster.snapshot().prefill[0].has_runway
     world.num_changes = 0
     pool.accepted(1, 100)
@@ -261,9 +261,11 @@ async def test_runway_is_a_time_once_the_worker_tells_its_rate() -> None:
     world = World(prefill=1, decode=1)
     worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
     world.says("p0:1", prefill_tokens_per_s=100.0)
-    pool.opened(1, worker, 200)
+    pool.opened(1, worker, 200, b"")
     assert world.cluster.snapshot().prefill[0].has_runway, "2 s"
-    pool.opened(2, worker, 1)
+    pool.opened(2, worker, 1, b"")
+    pool.accepted(1, 0)
+    pool.accepted(2, 0)
     assert not world.cluster.snapshot().prefill[0].has_runway
     world.num_changes = 0
     world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=150)
@@ -292,6 +294,9 @@ async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
     assert world.policy.place(replace(asks, payer=b"flood"), snapshot) is None
     pool.opened(2, worker, 10, b"light")
     assert not without_local(world).has_room_for([b"light"])
+    pool.opened(4, worker, 10, b"light")
+    pool.computed(4)
+    assert not without_local(world).has_room_for([b"light"]), "its other prompt waits"
     pool.opened(3, worker, 100, b"third")
     assert not without_local(world).has_room_for([b"fourth"])
     pool.computed(2)
@@ -299,11 +304,41 @@ async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
     assert without_local(world).has_room_for([b"light"])
 
 
+async def test_what_the_worker_had_not_accepted_when_it_told_is_on_its_way() -> None:
+    """Else a message that crosses what is sent would open the runway once more."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 201, b"")
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=0)
+    view = world.cluster.snapshot().prefill[0]
+    assert (view.has_runway, view.num_pending_tokens, world.num_changes) == (False, 201, 0)
+    pool.accepted(1, 0)
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=0)
+    assert world.cluster.snapshot().prefill[0].has_runway, "all but the last step is computed"
+
+
+async def test_that_payers_may_send_beyond_is_news() -> None:
+    """The runway is spent before and after."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 500, b"flood")
+    pool.accepted(1, 0)
+    assert not without_local(world).has_room_for([b"light"])
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=399)
+    assert world.num_changes == 1
+    assert without_local(world).has_room_for([b"light"])
+    assert not without_local(world).has_room
+
+
 async def test_that_no_prompt_waits_any_more_is_news() -> None:
     """Who takes only what nobody else wants may have it now."""
     world = World(prefill=1, decode=1)
     pool = world.cluster.prefill_backlog
-    pool.opened(1, WorkerId("p0:1", "p0:1-1"), 100)
+    pool.opened(1, WorkerId("p0:1", "p0:1-1"), 100, b"")
     world.num_changes = 0
     pool.accepted(1, 40)
     assert world.num_changes == 0
@@ -365,7 +400,9 @@ async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_s
         snapshot = world.cluster.snapshot()
         assert (snapshot.prefill[0].engine, snapshot.decode[0].engine) == (said, said)
         prefill, decode = snapshot.prefill[0].worker, snapshot.decode[0].worker
-        world.cluster.prefill_backlog.opened(next(world._next_id), prefill, 30)
+        sequence_id = next(world._next_id)
+        world.cluster.prefill_backlog.opened(sequence_id, prefill, 30, b"")
+        world.cluster.prefill_backlog.accepted(sequence_id, 0)
         for to_pull in (False, True):
             world.reserve(decode, num_tokens=20, to_pull=to_pull)
         snapshot = world.cluster.snapshot()
@@ -518,11 +555,12 @@ async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() ->
         assert view is not None
         return view
 
-    backlog.opened(1, worker, 300)
+    backlog.opened(1, worker, 300, b"")
+    backlog.accepted(1, 0)
     world.says("p0:1", step_model=model, max_batched_tokens=512)  # nothing waits there any more
     backlog.computed(1)
     assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 300)
-    backlog.opened(2, worker, 200)
+    backlog.opened(2, worker, 200, b"")
     assert (engine().num_departed_tokens, engine().num_computed_tokens) == (200, 300)
     backlog.accepted(2, 50)
     assert (engine().num_departed_tokens, engine().num_computed_tokens) == (150, 300)
@@ -541,3 +579,15 @@ async def test_places_and_blocks_of_who_gives_way_are_room() -> None:
     assert (view.num_available_blocks, view.num_obtainable_blocks) == (7, 9)
     world.says("d0:1", num_running=4, blocks=counts)
     assert not world.cluster.snapshot().decode[0].has_room
+
+
+async def test_a_place_that_nobody_has_to_leave_is_news() -> None:
+    """A batch, for which nobody leaves, waits for one; others had room all the time."""
+    world = World(prefill=1, decode=1)
+    world.says("d0:1", num_running=4, num_giving_way=4, max_num_seqs=4)
+    assert world.cluster.snapshot().decode[0].has_room
+    world.num_changes = 0
+    world.says("d0:1", num_running=4, num_giving_way=3, max_num_seqs=4)
+    assert world.num_changes == 0
+    world.says("d0:1", num_running=3, num_giving_way=3, max_num_seqs=4)
+    assert world.num_changes == 1

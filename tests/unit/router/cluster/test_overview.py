@@ -10,7 +10,6 @@ from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, PrefillMember
 from router.cluster.overview import MAX_PAIRS, MAX_WORKERS, overview
-from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.watch import WorkerWatch
 from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
 from router.placement.runway import Runway
@@ -24,8 +23,7 @@ def watch(address: str, state: worker_pb2.WorkerState | None) -> WorkerWatch:
 
 
 def prefill(address: str, state: worker_pb2.WorkerState | None) -> PrefillMember:
-    backlog = PrefillBacklog(lambda worker: None)
-    return PrefillMember(watch(address, state), runway=Runway(1, 1.0), backlog=backlog)
+    return PrefillMember(watch(address, state), Runway(1, 1.0))
 
 
 def decode(

@@ -131,7 +131,8 @@ async def test_one_that_waits_for_a_pair_is_a_source_while_it_may_have_leases() 
 
 async def test_what_was_sent_to_one_role_counts_for_the_other_until_the_worker_tells() -> None:
     world = soft_world(a=BOTH)
-    world.cluster.prefill_backlog.opened(1, worker("a"), 30)
+    world.cluster.prefill_backlog.opened(1, worker("a"), 30, b"")
+    world.cluster.prefill_backlog.accepted(1, 0)
     world.reserve(worker("a"), num_tokens=20)
     (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
     assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 30)

@@ -290,10 +290,10 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
     rolled: list[WorkerId] = []
 
     def counted(
-        view: PrefillView | DecodeView, prompt: StepWork, num_behind: int = 0
+        view: PrefillView | DecodeView, prompt: StepWork, num_passed: int = 0
     ) -> PrefillForecast | None:
         rolled.append(view.worker)
-        return of_prefill(view, prompt, num_behind)
+        return of_prefill(view, prompt, num_passed)
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     counts = []
@@ -331,3 +331,25 @@ def test_without_a_prefill_pool_the_decode_worker_with_the_least_loss() -> None:
 
 
 # What is refused, or waits, by what is foretold
+
+
+def test_who_passes_others_is_foretold_so() -> None:
+    """A payer's first prompt waits for the step that runs, and not for those before it."""
+    flooded = dataclasses.replace(
+        view_p(P1, 4000), num_own_tokens=4000, own_payers=frozenset({b"flood"})
+    )
+    foretold_s = {}
+    for payer in (b"light", b"flood"):
+        query = dataclasses.replace(QUERY, payer=payer, needs_prefill=True)
+        chosen = made().place(query, Snapshot((flooded,), (view_d(D1),)))
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is not None
+        foretold_s[payer] = chosen.forecast.chosen.ttft_s
+    assert foretold_s[b"light"] < 0.6 * foretold_s[b"flood"]
+    wanted = Objectives((foretold_s[b"light"] + foretold_s[b"flood"]) / 2)
+    for payer in foretold_s:
+        query = dataclasses.replace(
+            QUERY, payer=payer, needs_prefill=True, objectives=wanted, may_refuse=True
+        )
+        found = made().place(query, Snapshot((flooded,), (view_d(D1),)))
+        assert (found is not None) is (payer == b"light")

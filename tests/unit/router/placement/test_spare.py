@@ -7,7 +7,7 @@ import pytest
 from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.spare import gives_way, seen_by, spare
+from router.placement.spare import gives_way, seen_by
 from router.placement.types import (
     DecodeOnly,
     EngineView,
@@ -21,6 +21,7 @@ from router.placement.types import (
 from tests.unit.router.placement.test_policy import D1, P1, view_d, view_p
 
 QUERY = Query(num_tokens=130, num_max_tokens=200)
+BATCH = dataclasses.replace(QUERY, is_batch=True, yields=True)
 NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
 
 
@@ -34,7 +35,7 @@ def policy(local_below_tokens: int = 0) -> LeastLoaded:
 
 
 def placed(snapshot: Snapshot, *, local_below_tokens: int = 0) -> Placement | None:
-    return policy(local_below_tokens).place(QUERY, spare(QUERY, snapshot))
+    return policy(local_below_tokens).place(BATCH, seen_by(BATCH, snapshot))
 
 
 @pytest.mark.parametrize(
@@ -168,3 +169,10 @@ def test_a_short_prompt_stays_with_a_decode_worker_where_others_have_prefill_wor
 def test_a_pool_that_is_busy_is_there_all_the_same() -> None:
     """Else a decode worker would compute what is too long for it, as if nobody else could."""
     assert placed(Snapshot((view_p(P1, 5),), (view_d(D1),))) is None
+
+
+def test_no_batch_goes_beyond_a_runway_while_it_leaves_room() -> None:
+    beyond = view_p(P1, 5, has_runway=False, is_open_beyond=True, num_own_tokens=5)
+    snapshot = Snapshot((beyond,), (view_d(D1),))
+    assert policy().place(QUERY, seen_by(QUERY, snapshot)) == Paired(P1, D1)
+    assert placed(snapshot) is None

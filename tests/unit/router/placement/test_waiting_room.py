@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.errors import QueueFullError
 from diptych.request_class import RequestClass
+from router.placement.claim import payer_of
 from router.placement.departures import Departures
 from router.placement.fair_queue import Turn
 from router.placement.waiting_room import WaitingRoom
@@ -400,3 +401,27 @@ class RoomMachine(RuleBasedStateMachine):
 
 
 TestRoom = RoomMachine.TestCase
+
+
+def test_room_is_asked_for_those_that_wait() -> None:
+    """By the names that workers know; who has to be placed again is among them."""
+    asked: list[set[bytes]] = []
+
+    def note(payers: Iterable[bytes]) -> bool:
+        asked.append(set(payers))
+        return True
+
+    world = World(capacity=1)
+    world.room = WaitingRoom(
+        max_waiting=9, max_placed=9, schedule=world.scheduled.append, has_room=note
+    )
+    first = world.waiter(turn=Turn(RequestClass.STANDARD, "a"))
+    world.waiter(turn=Turn(RequestClass.BATCH, "b"))
+    world.run_scheduled()
+    a, b = payer_of(RequestClass.STANDARD, "a"), payer_of(RequestClass.BATCH, "b")
+    assert asked[0] == {a, b}
+    assert asked[-1] == {b}, "the other one is placed"
+    first.is_placed = False
+    world.room.enter(first, front=True, turn=Turn(RequestClass.STANDARD, "a"))
+    world.run_scheduled()
+    assert asked[-1] == {a, b}

@@ -1,16 +1,15 @@
 """What workers are told of a request's class: whose turn it is, and whether it leaves room."""
 
-from functools import partial
 from unittest.mock import create_autospec
 
 import pytest
 
 from diptych.request_class import RequestClass
-from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from diptych.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
 from router.placement.claim import Claim, payer_of
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
-from router.placement.types import Paired
+from router.placement.types import Paired, Query, Snapshot
 from router.placement.waiting_room import Waiter
 from router.request import actions, dispatch
 from tests.unit.router.request.dispatch_world import DECODE, PREFILL, Deaf, opened
@@ -62,6 +61,50 @@ async def test_workers_are_told_of_a_batch_that_others_go_first(
         assert (spec.tier, spec.tier_weight) == weights.get(request_class, (3, 1.0))
         assert spec.payer == payer_of(request_class, "somebody")
         assert b"somebody" not in spec.payer
-    num_behind = partial(world.services.cluster.prefill_backlog.num_behind, PREFILL)
-    assert num_behind(payer_of(request_class, "another")) == len(asked[1].token_ids)
-    assert num_behind(asked[1].payer) == 0
+    own = world.services.cluster.prefill_backlog.own(PREFILL)
+    assert own.num_tokens == len(asked[1].token_ids)
+    assert own.payers == {asked[1].payer}
+
+
+@pytest.mark.parametrize("yields", [False, True])
+async def test_placement_is_asked_for_its_payer_and_sees_what_it_may_use(
+    monkeypatch: pytest.MonkeyPatch, yields: bool
+) -> None:
+    """A batch that leaves room sees none on a worker where others wait."""
+    world = opened(monkeypatch)
+    served = common_pb2.KVLayout(model_digest="m")
+    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE, layout=served)
+    world.says(
+        PREFILL,
+        worker_pb2.WORKER_ROLE_PREFILL,
+        layout=served,
+        prefill_tokens_per_s=100.0,
+        num_pending_prefill_tokens=90,
+    )
+    asked: list[tuple[Query, Snapshot]] = []
+
+    def note(policy: LeastLoaded, query: Query, snapshot: Snapshot) -> Paired:
+        asked.append((query, snapshot))
+        return Paired(PREFILL, DECODE)
+
+    monkeypatch.setattr(LeastLoaded, "place", note)
+    request = world.request(claim=Claim(RequestClass.BATCH, "somebody"))
+    asked.clear()
+    request.place(Query(num_tokens=40, num_max_tokens=44, yields=yields))
+    ((query, snapshot),) = asked
+    assert (query.payer, query.is_batch) == (payer_of(RequestClass.BATCH, "somebody"), True)
+    assert [view.has_runway for view in snapshot.prefill] == [not yields]
+
+
+async def test_what_a_batch_keeps_is_decided_when_it_is_first_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It came before others that waited: it leaves for nobody, wherever it goes on."""
+    world = opened(monkeypatch)
+    monkeypatch.setattr(LeastLoaded, "place", lambda *asked: Paired(PREFILL, DECODE))
+    waiter = create_autospec(Waiter, instance=True)
+    world.services.room.enter(waiter, front=False, turn=Turn(RequestClass.STANDARD))
+    request = world.request(claim=Claim(RequestClass.BATCH, "somebody"))
+    world.services.room.leave(waiter)
+    request.place(Query(num_tokens=40, num_max_tokens=44))
+    assert not request._spec(()).yields

@@ -100,8 +100,8 @@ class Generator:
                 if is_first:  # only now is it certain that there is an answer
                     is_first = False
                     answer.watch.begin()
-                    began = self._started(answer.request_id, request, resolved)
-                    yield began._replace(model_digest=session.model_digest)
+                    digest = session.model_digest
+                    yield self._started(answer.request_id, request, resolved, digest)
                 answer.watch.begin()
                 yield event
                 answer.watch.end()
@@ -183,10 +183,15 @@ class Generator:
         )
 
     def _started(
-        self, request_id: str, request: GenerationRequest, resolved: ResolvedRequest
+        self,
+        request_id: str,
+        request: GenerationRequest,
+        resolved: ResolvedRequest,
+        model_digest: str,
     ) -> Started:
         wanted = resolved.shape.prompt_ids if request.return_prompt_token_ids else ()
-        return Started(request_id, self._admission.model.name, resolved.sampling.seed, wanted)
+        model, seed = self._admission.model.name, resolved.sampling.seed
+        return Started(request_id, model, seed, wanted, model_digest)
 
 
 class _Answer:

@@ -198,8 +198,9 @@ class FailOver:
             case Blame.ALL:
                 for each in {worker, *attempt.computing}:
                     self._retry.fail(each)
-                if self._placing.ask() is None:  # whoever told is the least suspect
-                    self._retry.forgive(worker)
+                is_changed = self._placing.error_if_changed() is not None
+                if not is_changed and self._placing.ask() is None:
+                    self._retry.forgive(worker)  # whoever told is the least suspect
 
     def _climb(self, rung: Rung, recovery: Recovery, error: DiptychError) -> Met | None:
         """Try one way out; None if it is none."""
@@ -256,7 +257,8 @@ class FailOver:
     def _recompute(self, recovery: Recovery, error: DiptychError) -> Outcome | None:
         """Only if a new placement would not prefill elsewhere, and this worker may."""
         self._attempt.close_lease()
-        if isinstance(self._placing.ask(), Paired | PrefillOnly):
+        is_changed = self._placing.error_if_changed() is not None
+        if not is_changed and isinstance(self._placing.ask(), Paired | PrefillOnly):
             return None
         if not isinstance(self._placing.ask(on_reservation=self._attempt.reservation), DecodeOnly):
             return None

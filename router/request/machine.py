@@ -168,10 +168,7 @@ class RequestMachine:
         whole = self._output.complete_reason  # what is resumed may lack nothing
         if front:
             self._placing.keep()
-        error = None
-        if not whole:
-            error = self._placing.error_if_changed()
-            error = error or self._placing.error_if_unreachable(is_new=True)
+        error = None if whole else self._placing.error_before_asking(is_new=True)
         if whole:
             self._finish(whole)
         elif error is not None:
@@ -194,7 +191,7 @@ class RequestMachine:
         if self._deadline_s is not None and now >= self._deadline_s:
             self._fail(DeadlineExceededError("the request's deadline passed"))
         elif self.state is RequestState.QUEUED:
-            error = self._placing.error_if_late(now)
+            error = self._placing.error_while_waiting(now)
             if error is not None:
                 self._fail(error)
             elif now >= self._retry.not_before_s:
@@ -329,9 +326,9 @@ class RequestMachine:
     def _start_over(self) -> None:
         self.attempt.close()
         self._stall_watch.end()
-        changed = self._placing.error_if_changed()
-        if changed is not None:
-            self._fail(changed)
+        error = self._placing.error_before_asking(is_new=False)
+        if error is not None:
+            self._fail(error)
             return
         placement = self._placing.ask()
         if placement is None:

@@ -62,11 +62,10 @@ class Placing:
     ) -> Placement | None:
         """The best placement there is now; what is given is held already and stays.
 
-        None, too, for output that other weights began: see ``error_if_changed``.
+        With nothing held, only where ``error_if_changed`` has no error.
         """
         holds_none = on_prefill is None and on_reservation is None
-        if holds_none and self.error_if_changed() is not None:
-            return None
+        assert not holds_none or self.error_if_changed() is None, "other weights are served"
         query = replace(self._query(), on_prefill=on_prefill)
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
@@ -122,7 +121,7 @@ class Placing:
             return changed
         if not room_made and self._deps.clock() < self._retry.not_before_s:
             return None
-        found = self.ask() or self.error_if_unreachable(is_new=False)
+        found = self.ask() or self._error_if_unreachable(is_new=False)
         if found is None and self._may_refuse:
             self.ask_again_at_s = self._deps.clock() + ASK_AGAIN_S
         elif found is None and self._yields():
@@ -138,7 +137,14 @@ class Placing:
             self._yields_until_s = now + self._deps.yields_s
         return now < self._yields_until_s
 
-    def error_if_unreachable(self, *, is_new: bool) -> DiptychError | None:
+    def error_before_asking(self, *, is_new: bool) -> DiptychError | None:
+        """What one is told who need not ask at all; None: it may ask, or wait for its turn.
+
+        ``is_new``: it comes just now.
+        """
+        return self.error_if_changed() or self._error_if_unreachable(is_new=is_new)
+
+    def _error_if_unreachable(self, *, is_new: bool) -> DiptychError | None:
         """What one is told whose objectives are lost, whenever it starts; None: they are not.
 
         ``is_new``: it comes just now. Whoever was placed once is never told so.
@@ -156,11 +162,12 @@ class Placing:
     def _may_refuse(self) -> bool:
         return self._deps.foresee is not None and not self._was_placed
 
-    def error_if_late(self, now: float) -> DiptychError | None:
-        """What a request that has waited too long is told; None: it has not.
+    def error_while_waiting(self, now: float) -> DiptychError | None:
+        """What a request is told that need not wait any longer, or has waited too long; None: it
+        goes on waiting.
 
-        The last refusal says most; else it waited behind others, or there was nobody
-        to wait for.
+        Of one that has waited too long the last refusal says most; else it waited behind others,
+        or there was nobody to wait for.
         """
         if (changed := self.error_if_changed()) is not None:
             return changed
@@ -168,7 +175,7 @@ class Placing:
             self.ask_again_at_s = None
         if self.judge_at_s is not None and now >= self.judge_at_s:
             self.judge_at_s = None
-            error = self.error_if_unreachable(is_new=False)
+            error = self._error_if_unreachable(is_new=False)
             if error is not None:
                 return error
         if self._retry.wait_until_s is None or now < self._retry.wait_until_s:

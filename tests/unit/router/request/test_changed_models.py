@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.errors import ModelChangedError
+from diptych.errors import LogitsError, ModelChangedError
 from router.request import events
 from tests.unit.router.request.world import LENGTH, TIMERS, World, worker
 
@@ -139,3 +139,14 @@ def test_what_other_choices_begin_with_is_kept_to_by_the_first() -> None:
     world.served = "b"
     world.lose_lease()
     assert changed(world)
+
+
+def test_of_an_answer_that_nobody_may_go_on_with_no_worker_is_forgiven() -> None:
+    """That all others are of another model does not make one of them less suspect."""
+    world = running()
+    world.served = "b"
+    num_asked = world.num_asked
+    world.end_reservation(error=LogitsError("nan"))
+    assert changed(world)
+    assert world.num_asked == num_asked
+    assert world.machine._retry.failed == {"p1", "d1"}

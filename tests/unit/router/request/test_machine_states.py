@@ -28,6 +28,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
         self.world = World(
             max_tokens=6, deadline_s=260.0, max_attempts=5, believed_cached=("d2",)
         ).begin()
+        self.model_digest = ""  # with which the output began
         self.old_leases: list[int] = []
         self.old_reservations: list[int] = []
 
@@ -155,6 +156,10 @@ class RequestMachineMachine(RuleBasedStateMachine):
         self.world.local_prefill = local
         self.world.pump()
 
+    @rule(served=st.sampled_from(["a", "a", "a", "b", ""]))
+    def another_model_is_served(self, served: str) -> None:
+        self.world.served = served
+
     @precondition(lambda self: len(self.world.log) > 8)
     @rule(sure=st.integers(0, 9))
     def client_leaves(self, sure: int) -> None:
@@ -167,6 +172,13 @@ class RequestMachineMachine(RuleBasedStateMachine):
         first = len(PROMPT)
         assert emitted == [self.token_at(p) for p in range(first, first + len(emitted))]
         assert len(emitted) <= 6
+
+    @invariant()
+    def output_is_of_one_model(self) -> None:
+        if self.world.emitted:
+            told = self.world.machine.model_digest
+            self.model_digest = self.model_digest or told
+            assert told == self.model_digest
 
     @invariant()
     def nothing_is_held_at_the_end(self) -> None:

@@ -4,16 +4,16 @@ All tokens of a step are written by one launch for each layer, single tokens att
 (parts of their contexts, and their merge), and the chunks of all prompts by one.
 """
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 import triton
 from torch import Tensor
 
-from diptych.engine.backends.cuda.flashinfer_prompts import FlashInferPrompts, PlannedPrompts
-from diptych.engine.backends.cuda.kernels import decode, heads, prefill
+from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
+from diptych.engine.backends.cuda.kernels import decode, heads, prefill, score_forms
+from diptych.engine.backends.cuda.layer_place import LayerPlace
 from diptych.engine.backends.cuda.query_tiles import QueryTiles
 from diptych.engine.device_copies import Send
 from diptych.engine.inputs import DecodeBatch, StepInputs
@@ -21,7 +21,6 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import AttentionStep, Rows
 
-_LOG2_E = math.log2(math.e)
 _MAX_PARTS = 64  # of a context
 _MIN_GROUP = 16  # rows of a product
 _HEADS_WRITTEN = 32  # of tokens' keys and values, by one program
@@ -36,26 +35,26 @@ class PagedAttention:
         kv_cache: KVCache,
         num_processors: int,
         send: Send = torch.from_numpy,
-        prompts: FlashInferPrompts | None = None,
+        flashinfer: FlashInferPrefill | None = None,
         sinks: Sequence[Tensor] | None = None,
     ) -> None:
         """num_processors: the device's, that a decode step is to keep busy.
 
-        prompts: attends for their chunks, instead of a kernel of ours. sinks: for each layer
+        flashinfer: attends for chunks, instead of a kernel of ours. sinks: for each layer
         [num_heads] float32, a score that takes its share of a head's weight for no token.
         """
-        assert prompts is None or sinks is None, "it is not told of sinks"
+        assert flashinfer is None or sinks is None, "it is not told of sinks"
         self._sinks = sinks
-        self._prompts = prompts
+        self._flashinfer = flashinfer
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
         self._send = send
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
-        prefills: _Prefills | PlannedPrompts | None = None
-        if inputs.prefills and self._prompts is not None:
-            prefills = self._prompts.begin_step(inputs)
+        prefills: _Prefills | None = None
+        if inputs.prefills and self._flashinfer is not None:
+            prefills = self._flashinfer.begin_step(inputs)
         elif inputs.prefills:
-            prefills = _Prefills(self._config, self._kv_cache, inputs, self._send)
+            prefills = _OwnPrefills(self._config, self._kv_cache, inputs, self._send)
         return _PagedStep(
             self._config,
             self._kv_cache,
@@ -67,23 +66,17 @@ class PagedAttention:
         )
 
 
-class _Layer(NamedTuple):
-    """What kernels are told of where a layer lies. Strides in elements."""
+class _Prefills(Protocol):
+    """A step's chunks: the other rows."""
 
-    blocks: Tensor  # [num_blocks, 2, num_kv_heads] runs
-    scales: Tensor | None  # from the first run's on
-    strides: tuple[int, int, int]  # of blocks, from keys to values, of heads
+    def attend(
+        self, place: LayerPlace, window: int, q: Tensor, out: Tensor, rows: Rows | None
+    ) -> None:
+        """Of q and out [N, num_heads, head_dim] those of chunks that are among the rows.
 
-    @classmethod
-    def of(cls, kv_cache: KVCache, layer: int) -> "_Layer":
-        blocks, layout = kv_cache.of_layer(layer), kv_cache.layout
-        scales = None
-        if layout.has_scales:
-            scales = blocks[..., layout.scales_offset :].view(torch.float32)
-        elif layout.dtype is torch.float8_e4m3fn:
-            blocks = blocks.view(torch.uint8)
-        block_stride, value_stride, head_stride, *_ = blocks.stride()
-        return cls(blocks, scales, (block_stride, value_stride, head_stride))
+        Others of chunks may be attended too. window: 0 for none. rows: None for all.
+        """
+        ...
 
 
 class _PagedStep:
@@ -94,7 +87,7 @@ class _PagedStep:
         config: ModelConfig,
         kv_cache: KVCache,
         inputs: StepInputs,
-        prefills: "_Prefills | PlannedPrompts | None",
+        prefills: _Prefills | None,
         num_processors: int,
         send: Send,
         sinks: Sequence[Tensor] | None,
@@ -111,7 +104,8 @@ class _PagedStep:
     def __call__(
         self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
     ) -> None:
-        config, place = self._config, _Layer.of(self._kv_cache, layer)
+        sinks = None if self._sinks is None else self._sinks[layer]
+        config, place = self._config, LayerPlace.of(self._kv_cache, layer, sinks)
         num_heads = kv.shape[:3].numel()
         heads.write[(triton.cdiv(num_heads, _HEADS_WRITTEN),)](
             kv,
@@ -128,13 +122,10 @@ class _PagedStep:
             num_warps=4,
         )
         window = config.layers[layer].sliding_window or 0
-        sinks = None if self._sinks is None else self._sinks[layer]
         if self._decodes is not None:
-            self._decodes.attend(place, window, sinks, q, out)
-        if isinstance(self._prefills, PlannedPrompts):
-            self._prefills.attend(place.blocks, window, q, out, rows)
-        elif self._prefills is not None:
-            self._prefills.attend(place, window, sinks, q, out, rows)
+            self._decodes.attend(place, window, q, out)
+        if self._prefills is not None:
+            self._prefills.attend(place, window, q, out, rows)
 
 
 class _Decodes:
@@ -160,13 +151,14 @@ class _Decodes:
         self._logs = torch.empty(shape, device=batch.context_lens.device)
         self._parts = self._logs.new_empty(*shape, config.head_dim)
 
-    def attend(
-        self, place: _Layer, window: int, sinks: Tensor | None, q: Tensor, out: Tensor
-    ) -> None:
+    def attend(self, place: LayerPlace, window: int, q: Tensor, out: Tensor) -> None:
         """Of the first rows of q and out: [N, num_heads, head_dim]."""
+        self._attend_parts(place, window, q)
+        self._merge_parts(place.sinks, out)
+
+    def _attend_parts(self, place: LayerPlace, window: int, q: Tensor) -> None:
         config = self._config
         num_rows, table_size = self._tables.shape
-        head_width = triton.next_power_of_2(config.head_dim)
         group = config.num_heads // config.num_kv_heads
         decode.attend_parts[(num_rows, config.num_kv_heads, self._num_parts)](
             q,
@@ -178,11 +170,11 @@ class _Decodes:
             self._logs,
             table_size,
             *place.strides,
-            config.attention_scale * _LOG2_E,
+            _score_scale(config),
             group=group,
             group_width=max(_MIN_GROUP, triton.next_power_of_2(group)),
             head_dim=config.head_dim,
-            head_width=head_width,
+            head_width=triton.next_power_of_2(config.head_dim),
             block_size=self._block_size,
             window=window,
             softcap=config.score_softcap,
@@ -190,7 +182,10 @@ class _Decodes:
             num_warps=4,
             num_stages=2,
         )
-        decode.merge_parts[(num_rows, config.num_heads)](
+
+    def _merge_parts(self, sinks: Tensor | None, out: Tensor) -> None:
+        config = self._config
+        decode.merge_parts[(len(self._tables), config.num_heads)](
             self._parts,
             self._logs,
             sinks,
@@ -198,13 +193,13 @@ class _Decodes:
             self._num_parts,
             width=_MAX_PARTS,
             head_dim=config.head_dim,
-            head_width=head_width,
+            head_width=triton.next_power_of_2(config.head_dim),
             num_warps=8,
         )
 
 
-class _Prefills:
-    """A step's chunks: the other rows."""
+class _OwnPrefills:
+    """Those of a kernel of ours. Implements ``_Prefills``."""
 
     def __init__(
         self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs, send: Send
@@ -216,15 +211,9 @@ class _Prefills:
         self._all = send(self._tiles.fields)
 
     def attend(
-        self,
-        place: _Layer,
-        window: int,
-        sinks: Tensor | None,
-        q: Tensor,
-        out: Tensor,
-        rows: Rows | None,
+        self, place: LayerPlace, window: int, q: Tensor, out: Tensor, rows: Rows | None
     ) -> None:
-        """Of q and out [N, num_heads, head_dim] those tiles that hold one of the rows."""
+        """Those tiles that hold one of the rows."""
         config = self._config
         tiles = self._all if rows is None else self._send(self._tiles.holding(rows).fields)
         if not len(tiles):
@@ -235,10 +224,10 @@ class _Prefills:
             place.scales,
             tiles,
             self._block_ids,
-            sinks,
+            place.sinks,
             out,
             *place.strides,
-            config.attention_scale * _LOG2_E,
+            _score_scale(config),
             group=config.num_heads // config.num_kv_heads,
             head_dim=config.head_dim,
             head_width=triton.next_power_of_2(config.head_dim),
@@ -260,6 +249,12 @@ def num_parts(num_programs: int, max_len: int, tile: int, num_processors: int) -
     """
     wanted = min(2 * num_processors // num_programs, -(-max_len // tile), _MAX_PARTS)
     return 1 << max(wanted, 1).bit_length() - 1
+
+
+def _score_scale(config: ModelConfig) -> float:
+    """What products are multiplied with to be scores with the logarithm of e to base 2."""
+    log2_e: float = score_forms.LOG2_E.value
+    return config.attention_scale * log2_e
 
 
 def _decode_tile(head_dim: int) -> int:

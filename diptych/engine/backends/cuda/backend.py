@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
-from diptych.engine.backends.cuda.flashinfer_prompts import FlashInferPrompts
+from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
 from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
 from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
@@ -110,12 +110,12 @@ class CudaBackend:
         return CudaKVMemory(num_bytes, of_rank(self.device, rank))
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
-        prompts = None
+        flashinfer = None
         if self._flashinfer is not None:
-            prompts = FlashInferPrompts(
+            flashinfer = FlashInferPrefill(
                 self._flashinfer, config, kv_cache, dtype, self.steps_in_flight
             )
-        return PagedAttention(config, kv_cache, self._num_processors(), self._send, prompts)
+        return PagedAttention(config, kv_cache, self._num_processors(), self._send, flashinfer)
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         attention = self.attention(model.config, kv_cache, model.dtype)

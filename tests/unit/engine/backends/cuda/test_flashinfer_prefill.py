@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from diptych.engine.backends.cuda import flashinfer_prompts
+from diptych.engine.backends.cuda import flashinfer_prefill
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
-from diptych.engine.backends.cuda.flashinfer_prompts import FlashInferPrompts
+from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.runner import Runner
@@ -36,16 +36,16 @@ CHUNKS = [Asked(0, 2), Asked(1, 30), Asked(31, 33), Asked(40, 1)]
 @pytest.fixture(autouse=True)
 def float32_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The interpreter multiplies no bfloat16; and of what was made nothing is there before."""
-    monkeypatch.setattr(flashinfer_prompts, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(flashinfer_prompts, "_HEAD_DIMS", (32, 64))
+    monkeypatch.setattr(flashinfer_prefill, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(flashinfer_prefill, "_HEAD_DIMS", (32, 64))
     fake_flashinfer.CREATED.clear()
     yield
     fake_flashinfer.CREATED.clear()
 
 
 def attention_of(case: Case) -> PagedAttention:
-    prompts = FlashInferPrompts(fake_flashinfer, case.config, case.cache, torch.float32, 2)
-    return PagedAttention(case.config, case.cache, 1, prompts=prompts)
+    flashinfer = FlashInferPrefill(fake_flashinfer, case.config, case.cache, torch.float32, 2)
+    return PagedAttention(case.config, case.cache, 1, flashinfer=flashinfer)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -115,7 +115,7 @@ def test_what_it_has_no_kernels_for_is_refused(
     config = config_of(2, 1, head_dim, None)
     cache = KVCache(config, 2, 16, kv_dtype)
     with pytest.raises(ConfigurationError, match=f"^prefill_attention flashinfer needs {says}"):
-        FlashInferPrompts(fake_flashinfer, config, cache, dtype, 2)
+        FlashInferPrefill(fake_flashinfer, config, cache, dtype, 2)
 
 
 def test_capped_scores_are_refused() -> None:
@@ -123,4 +123,4 @@ def test_capped_scores_are_refused() -> None:
     cache = KVCache(config, 2, 16, torch.bfloat16)
     says = r"^prefill_attention flashinfer serves no model with attn_logit_softcapping \(got 50.0\)"
     with pytest.raises(ConfigurationError, match=says):
-        FlashInferPrompts(fake_flashinfer, config, cache, torch.bfloat16, 2)
+        FlashInferPrefill(fake_flashinfer, config, cache, torch.bfloat16, 2)

@@ -7,7 +7,7 @@ import torch
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory, add_up
 from diptych.engine.kv.cache import KVCache
 from diptych.word_sums import Sums
-from diptych.worker.pool_memory import DevicePool
+from diptych.worker.device_pool import DevicePool
 from kvtransfer.digest import Coverage, block_digest, words_of
 from tests.attention_config import config_of
 from tests.gpu.attention import Stopwatch

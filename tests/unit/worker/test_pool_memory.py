@@ -10,7 +10,9 @@ from diptych.engine.kv.cache import KVCache, block_bytes
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
 from diptych.engine.model.rank_share import RankShare
 from diptych.errors import ConfigurationError, DeviceLostError
-from diptych.worker.pool_memory import DevicePool, DeviceRankPools, pool_memory, rank_pools
+from diptych.worker.device_pool import DevicePool
+from diptych.worker.device_rank_pools import DeviceRankPools
+from diptych.worker.pool_memory import pool_memory, rank_pools
 from kvtransfer.block_shares import BlockShare
 from kvtransfer.digest import Coverage
 from kvtransfer.memory import DeviceCopies, HostMemory, PoolMemory

@@ -22,8 +22,9 @@ from diptych.errors import ConfigurationError
 from diptych.formats import DeviceName, PrefillAttentionName
 from diptych.progress import silent
 from diptych.worker import loading, rank
+from diptych.worker.device_rank_pools import DeviceRankPools
 from diptych.worker.loading import LoadedModel
-from diptych.worker.pool_memory import DeviceRankPools, pool_memory
+from diptych.worker.pool_memory import pool_memory
 from kvtransfer.digest import Coverage
 from tests.engine_logits import chunk_logits
 from tests.engines import PLAIN, load_decoder

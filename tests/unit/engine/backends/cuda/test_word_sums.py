@@ -20,7 +20,9 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.word_sums import Sums, Words, total
-from diptych.worker.pool_memory import DevicePool, DeviceRankPools, pool_memory, rank_pools
+from diptych.worker.device_pool import DevicePool
+from diptych.worker.device_rank_pools import DeviceRankPools
+from diptych.worker.pool_memory import pool_memory, rank_pools
 from kvtransfer.block_shares import BlockShare
 from kvtransfer.digest import Coverage, block_digest, share_words, words_of
 from kvtransfer.host_sums import sums_of

@@ -86,6 +86,13 @@ class Line(NamedTuple):
     it is stored: it is read when it is sent."""
 
 
+class LineOwner(NamedTuple):
+    """Whose line it is."""
+
+    tenant: str
+    batch_id: str
+
+
 class LineResult(NamedTuple):
     """What became of a line: written once, whoever comes second changes nothing."""
 

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from batch_server.records import Batch, Endpoint, Line
+from batch_server.records import Batch, Endpoint, Line, LineOwner
 from batch_server.runner.answers import Answer, result_of, unanswered
 from batch_server.runner.input_file import Chunks, InputBounds, InputFile
 from batch_server.runner.line_check import LineMaker
-from batch_server.runner.turns import LineOwner
 from batch_server.status import ENDED, BatchEvent, BatchStatus
 from batch_server.store.batches import BatchStore
 

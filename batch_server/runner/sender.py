@@ -11,10 +11,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
-from batch_server.records import Endpoint
+from batch_server.records import Endpoint, LineOwner
 from batch_server.runner.answers import Answer, Verdict, failed, judge, read_answer
 from batch_server.runner.slots import Slots
-from batch_server.runner.turns import LineOwner
 
 logger = logging.getLogger(__name__)
 

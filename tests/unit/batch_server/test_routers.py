@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from batch_server.records import Batch, Line
+from batch_server.records import Batch, Line, LineOwner
 from batch_server.runner.answers import Answer, read_retry_after_s
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.input_file import Found, InputFile
@@ -18,7 +18,6 @@ from batch_server.runner.line_splitter import RawLine
 from batch_server.runner.pace import Pace
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
-from batch_server.runner.turns import LineOwner
 from batch_server.status import BatchStatus
 from batch_server.store.batches import BatchStore
 from tests.unit.batch_server.rig import BATCH, CHAT, ROUTERS, FakeRouters, Rig, line, opened, well

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batch_server.records import LineOwner
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.pace import Pace
 from batch_server.runner.slots import Slots
-from batch_server.runner.turns import LineOwner
 from tests.unit.batch_server.rig import line, opened
 
 NUM_TASKS = 16  # of each batch

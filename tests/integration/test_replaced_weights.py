@@ -14,6 +14,7 @@ from tests.tiny_model import write_tiny_model
 
 MAX_TOKENS = 3000  # many times longer than it takes to find out where they are made
 WITHIN_S = 60.0
+PATIENCE_S = 120  # longer than processes take to start on a busy machine
 PROMPT = list(range(40, 60))
 
 
@@ -33,8 +34,16 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(model: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """Processes may take their time to start: nobody is lost who only stands still meanwhile."""
     flags = {"max-model-len": "4096", "num-blocks": "600"}
-    with running_cluster(tmp_path / "run", str(model), num_decode=2, worker_flags=flags) as up:
+    patient = ("no-worker-s", "lost-peer-s", "keepalive-answer-s", "sequence-progress-s")
+    with running_cluster(
+        tmp_path / "run",
+        str(model),
+        num_decode=2,
+        worker_flags=flags,
+        router_flags={f"timers.{name}": str(PATIENCE_S) for name in patient},
+    ) as up:
         yield up
 
 
@@ -53,13 +62,37 @@ def start_anew(*processes: Process) -> None:
         process.wait_listening()
 
 
+async def serve_new(cluster: Cluster, model: Path, *processes: Process) -> None:
+    """These have the new weights, and are the most that are ready."""
+    replace_weights(model)
+    start_anew(*processes)
+    await cluster.eventually(lambda: num_models(cluster) == 2, WITHIN_S, "the new are served")
+
+
 def num_models(cluster: Cluster) -> int:
     """That the router has served, one after another."""
     return cluster.router.log_path.read_text().count("model served")
 
 
+def num_waiting(cluster: Cluster) -> float:
+    return cluster.router.metric("diptych_router_requests_waiting")
+
+
+async def kill_seen(cluster: Cluster, *processes: Process, num_left: int) -> None:
+    """Until the router has seen it: it tries nobody who is dead already."""
+    for process in processes:
+        process.kill()
+    ready = "diptych_router_workers_ready"
+    what = f"{num_left} workers are left"
+    await cluster.eventually(lambda: cluster.router.metric(ready) == num_left, WITHIN_S, what)
+
+
 @pytest.mark.timeout(300)
-async def test_an_answer_does_not_go_on_with_other_weights(cluster: Cluster, model: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_answer_does_not_go_on_with_other_weights(
+    cluster: Cluster, model: Path, waits: bool
+) -> None:
+    """Neither one whose worker dies when others are served, nor one that waits for them."""
     await cluster.wait_ready()
     begun: list[Chunk] = []
     async with cluster.client() as client:
@@ -68,10 +101,15 @@ async def test_an_answer_does_not_go_on_with_other_weights(cluster: Cluster, mod
         (at_work,) = [each for each in cluster.decode if each.metric("diptych_sequences_running")]
         (idle,) = [each for each in cluster.decode if each is not at_work]
         at_work.stand_still()
-        replace_weights(model)
-        start_anew(idle, *cluster.prefill)
-        await cluster.eventually(lambda: num_models(cluster) == 2, WITHIN_S, "the new are served")
-        at_work.kill()
+        if waits:
+            await kill_seen(cluster, idle, *cluster.prefill, num_left=1)
+            await kill_seen(cluster, at_work, num_left=0)
+            await cluster.eventually(lambda: num_waiting(cluster) == 1, WITHIN_S, "it waits")
+            await serve_new(cluster, model, idle, *cluster.prefill)
+        else:
+            await serve_new(cluster, model, idle, *cluster.prefill)
+            assert cluster.router.metric("diptych_router_requests_placed") == 1
+            at_work.kill()
         with pytest.raises(ModelChangedError, match="began with other weights"):
             await read_on(stream, begun)
         await check_resumed(client, begun)

@@ -81,7 +81,7 @@ class PoolMemory(BlockMemory, Protocol):
         ...
 
 
-class SharePool(PoolMemory, Protocol):
+class RankPoolMemory(PoolMemory, Protocol):
     """One rank's pool: of each whole block its share."""
 
     def share_sums(

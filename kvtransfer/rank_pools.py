@@ -12,7 +12,7 @@ from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.word_sums import total
 from kvtransfer.block_shares import BlockShare
 from kvtransfer.digest import LINE_BYTES, Coverage
-from kvtransfer.memory import SharePool
+from kvtransfer.memory import RankPoolMemory
 
 
 class RankPools:
@@ -21,7 +21,7 @@ class RankPools:
     The same block id names a block's part in each of them.
     """
 
-    def __init__(self, parts: Sequence[SharePool], stretch_bytes: int) -> None:
+    def __init__(self, parts: Sequence[RankPoolMemory], stretch_bytes: int) -> None:
         """parts: of the ranks in their order, equal in size. stretch_bytes: of a whole block.
 
         Raises ConfigurationError: digests need parts of whole lines.

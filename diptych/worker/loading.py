@@ -185,12 +185,12 @@ def _team(
     own = None if pools.is_taken_here or pool is None else pool.cache
     setup = RankSetup.of(
         config,
-        found.source.folder,
-        found.dtype,
-        "cuda" if found.backend.device.type == "cuda" else "cpu",
-        pools.dtype,
-        None if own is None else own.num_blocks,
-        found.num_threads,
+        folder=found.source.folder,
+        dtype=found.dtype,
+        kv_dtype=pools.dtype,
+        device="cuda" if found.backend.device.type == "cuda" else "cpu",
+        num_blocks=None if own is None else own.num_blocks,
+        num_threads=found.num_threads,
     )
     with ExitStack() as started:
         team = started.enter_context(closing(RankTeam(setup)))

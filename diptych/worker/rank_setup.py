@@ -32,10 +32,11 @@ class RankSetup(NamedTuple):
     def of(
         cls,
         config: WorkerConfig,
+        *,
         folder: Path,
         dtype: torch.dtype,
-        device: DeviceName,
         kv_dtype: torch.dtype,
+        device: DeviceName,
         num_blocks: int | None,
         num_threads: int,
     ) -> Self:

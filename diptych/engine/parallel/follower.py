@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import torch
 
-from diptych.engine.backends.base import Backend
+from diptych.engine.backends.base import Backend, ForwardPass
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.device_handle import OpenedKVMemory
 from diptych.engine.model.decoder import Decoder
@@ -15,7 +15,7 @@ from diptych.engine.parallel.step_link import (
     RankClear,
     RankEnd,
     RankHead,
-    RankPool,
+    RankPoolGiven,
     RankStep,
     hear,
 )
@@ -29,6 +29,8 @@ class Follower:
     ) -> None:
         """kv_cache: of this rank's heads, in blocks with the leader's ids; None: it will say."""
         self._model, self._backend, self._ranks = model, backend, ranks
+        self._kv_cache: KVCache | None = None
+        self._forward: ForwardPass | None = None
         if kv_cache is not None:
             self._use(kv_cache)
 
@@ -38,12 +40,14 @@ class Follower:
         while True:
             match hear(link):
                 case RankStep(inputs, rows):
+                    assert self._forward is not None, "a pool comes before any step"
                     self._forward(inputs.sent_by(self._backend.begin_step()), rows)
                 case RankHead(num_rows):
                     self._multiply(num_rows, self._ranks)
-                case RankPool() as pool:
-                    self._use(self._opened(pool))
+                case RankPoolGiven() as given:
+                    self._use(self._opened(given))
                 case RankClear(num_blocks):
+                    assert self._kv_cache is not None, "a pool comes before it is cleared"
                     self._kv_cache.clear(num_blocks)
                 case RankEnd():
                     self._backend.synchronise()
@@ -60,11 +64,11 @@ class Follower:
         ranks.share_first(x)
         weights.head(x)
 
-    def _opened(self, pool: RankPool) -> KVCache:
+    def _opened(self, given: RankPoolGiven) -> KVCache:
         return KVCache(
             self._model.config,
-            pool.num_blocks,
-            pool.block_size,
-            pool.dtype,
-            lambda _: OpenedKVMemory(pool.handle),
+            given.num_blocks,
+            given.block_size,
+            given.dtype,
+            lambda _: OpenedKVMemory(given.handle),
         )

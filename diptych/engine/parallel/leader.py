@@ -27,7 +27,7 @@ from diptych.engine.parallel.step_link import (
     RankClear,
     RankEnd,
     RankHead,
-    RankPool,
+    RankPoolGiven,
     RankStep,
     tell,
 )
@@ -98,13 +98,15 @@ class Leader(Runner):
         cache = self._kv_cache
         with _in_step():
             for link, pool in zip(self._links, pools, strict=True):
-                handle = handle_of(pool.bytes)
-                tell([link], RankPool(handle, cache.num_blocks, cache.block_size, cache.dtype))
+                given = RankPoolGiven(
+                    handle_of(pool.bytes), cache.num_blocks, cache.block_size, cache.dtype
+                )
+                tell([link], given)
             self._end_step()
 
     def _inputs(self, plan: StepPlan, send: Send) -> StepInputs:
         inputs = build_inputs(plan, self._kv_cache.block_size)
-        self._told_pass.next = inputs
+        self._told_pass.host_inputs = inputs
         return inputs.sent_by(send)
 
     def _end_step(self) -> None:
@@ -127,12 +129,13 @@ class _ToldPass:
     """A forward pass that all followers begin as well. Implements ``ForwardPass``."""
 
     def __init__(self, forward: ForwardPass, links: Sequence[Connection]) -> None:
-        self.next: StepInputs | None = None  # those of the next step, on the host
+        self.host_inputs: StepInputs | None = None  # of the pass that comes next, which takes them
         self._forward, self._links = forward, links
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
-        assert self.next is not None, "a step begins with its inputs"
-        tell(self._links, RankStep(self.next, rows))
+        told, self.host_inputs = self.host_inputs, None
+        assert told is not None, "a step begins with its inputs, and has one pass"
+        tell(self._links, RankStep(told, rows))
         return self._forward(inputs, rows)
 
 

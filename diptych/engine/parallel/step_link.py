@@ -27,7 +27,7 @@ class RankHead(NamedTuple):
     num_rows: int
 
 
-class RankPool(NamedTuple):
+class RankPoolGiven(NamedTuple):
     """A rank's pool from now on, in memory of its device that the leader has taken."""
 
     handle: bytes  # see :mod:`diptych.engine.kv.device_handle`
@@ -46,7 +46,7 @@ class RankEnd(NamedTuple):
     """That was all of the step: all ranks meet."""
 
 
-RankMessage: TypeAlias = RankStep | RankHead | RankPool | RankClear | RankEnd
+RankMessage: TypeAlias = RankStep | RankHead | RankPoolGiven | RankClear | RankEnd
 
 
 def tell(links: Sequence[Connection], message: RankMessage) -> None:

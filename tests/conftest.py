@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from diptych.process import loading
-from tests import notes, second_tries
+from tests import notes, search_seed, second_tries
 from tests.golden import models
 
 # Tests and all that they start share few cores: a thread of torch that has nothing to do sleeps,
@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(second_tries.SecondTries())
+    config.pluginmanager.register(search_seed)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,6 +22,7 @@ from diptych.engine.scheduling.step import Chunk, SampledToken, SequenceUpdate, 
 from diptych.engine.scheduling.step_results import StepResults
 from diptych.errors import DiptychError
 from tests import notes
+from tests.search_seed import seed_of
 from tests.unit.engine import late_machine
 from tests.unit.engine.late_device import (
     HastyLaunchingThread,
@@ -65,27 +66,60 @@ def test_two_steps_in_flight_keep_every_promise_in_every_order(note: notes.Note)
 
 @pytest.mark.timeout(900)
 def test_ten_thousand_walks_keep_every_promise(
-    note: notes.Note, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    note: notes.Note, search_seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From the run's seed on: every run walks elsewhere."""
-    first = int(request.config.getoption("--hypothesis-seed") or 0)
     AheadMachine.met.clear()
     caplog.set_level(logging.CRITICAL, "diptych")  # steps fail by the thousand
-    for seed in range(first, first + NUM_WALKS):
+    for seed in walks_from(search_seed):
         said = said_of_walk(seed)
-        assert not said, f"AheadMachine.walk({seed}): {said}"
+        assert not said, said
     met = {event: AheadMachine.met[event] for event in EVENTS}
-    note(f"a late device, {NUM_WALKS} walks from {first}: {met}")
+    note(f"a late device, {NUM_WALKS} walks from {search_seed}: {met}")
     assert all(met.values()), met
 
 
+def walks_from(first: int) -> range:
+    return range(first, first + NUM_WALKS)
+
+
 def said_of_walk(seed: int) -> str:
-    """What is wrong in it."""
+    """What is wrong in it, and which it is; nothing, if nothing is."""
     try:
         AheadMachine.walk(seed)
-    except (AssertionError, IndexError) as broken:
-        return repr(broken)
+    except Exception as broken:  # noqa: BLE001 - however it ends, it can be walked again
+        return f"AheadMachine.walk({seed}): {broken!r}"
     return ""
+
+
+def test_each_run_walks_elsewhere_and_says_from_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    walked: list[int] = []
+    said: list[str] = []
+
+    def walk(seed: int) -> None:
+        walked.append(seed)
+        AheadMachine.met.update(EVENTS)
+
+    monkeypatch.setattr(AheadMachine, "walk", walk)
+    firsts = [seed_of(None), seed_of("random"), seed_of("17")]
+    for first in firsts:
+        test_ten_thousand_walks_keep_every_promise(said.append, first, caplog)
+    assert firsts[-1] == 17
+    assert len({*firsts, seed_of(None), seed_of("random")}) == 5
+    assert walked == [seed for first in firsts for seed in walks_from(first)]
+    for first, text in zip(firsts, said, strict=True):
+        assert f"from {first}:" in text
+
+
+def test_a_walk_that_breaks_in_any_way_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Scheduler, plan: StepPlan, output: StepOutput) -> list[SequenceUpdate]:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(Scheduler, "update", step)
+    broken = next(filter(None, map(said_of_walk, range(17, 17 + NUM_WALKS_TO_FIND))))
+    assert re.fullmatch(r"AheadMachine\.walk\(\d+\): KeyError\('lost'\)", broken)
 
 
 def over(thread: type[ModelThread]) -> Patch:

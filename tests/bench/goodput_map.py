@@ -1,6 +1,6 @@
 """What `tests.bench.goodput` measured with admission, as a table and a picture.
 
-    .venv/bin/python -m tests.bench.goodput_map bench-goodput.json [--png docs/bench/goodput.png]
+    .venv/bin/python -m tests.bench.goodput_map bench-goodput.json [--png map.png]
 
 For each objective: two workers of both roles beside the better of a split and two colocated
 engines, all of them with admission, at the rate at which the better one has most. The same

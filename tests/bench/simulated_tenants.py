@@ -5,7 +5,7 @@
 Two prefill and two decode workers of the demo model, one router, more requests than can be
 served. A share is of the engines' seconds, of those whose first token came in the span that is
 looked at, as the router charges them. ``--runway``: seconds of prompts that the router lets wait on
-one prefill worker, behind which whoever comes has to wait, as queues within workers are not fair.
+one prefill worker.
 """
 
 import argparse

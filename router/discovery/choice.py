@@ -1,9 +1,10 @@
 """Which source a router asks for its workers."""
 
 from diptych.errors import ConfigurationError
-from router.config import DnsSource, KubernetesSource, RouterConfig
+from router.config import RouterConfig
 from router.discovery.file import FileDiscovery
 from router.discovery.source import Clock, Discovery, StaticDiscovery
+from router.discovery_settings import DnsSource, KubernetesSource
 
 
 def choose(config: RouterConfig, clock: Clock) -> Discovery:

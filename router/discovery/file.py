@@ -16,8 +16,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from diptych.errors import ConfigurationError
-from router.config import check_addresses
 from router.discovery.source import Clock, Doubt, Freshness, Targets
+from router.discovery_settings import check_addresses
 from router.placement.place import NOWHERE, Place
 
 _MAX_BYTES = 2**18

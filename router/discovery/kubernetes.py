@@ -15,10 +15,10 @@ from lightkube.models.discovery_v1 import EndpointSlice as SliceModel
 from lightkube.resources.discovery_v1 import EndpointSlice
 
 from diptych.errors import ConfigurationError
-from router.config import KubernetesSource, is_address
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
 from router.discovery.source import Clock, Doubt, Freshness, Targets
 from router.discovery.worker_bound import WorkerBound
+from router.discovery_settings import KubernetesSource, is_address
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 _LIST_S = 15.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import KubernetesSource
 from router.discovery.kubernetes import KubernetesApi, KubernetesDiscovery
 from router.discovery.source import Targets
+from router.discovery_settings import KubernetesSource
 from router.placement.place import Place
 from tests.integration.kube_api import KubeApi, kube_api
 from tests.integration.router_rig import eventually

@@ -23,9 +23,10 @@ from diptych.process import ProcessConfig
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2, worker_pb2
 from prefill_worker.config import PrefillWorkerConfig
-from router.config import DnsSource, KubernetesSource, RouterConfig
+from router.config import RouterConfig
 from router.discovery.choice import choose
 from router.discovery.dns import DnsDiscovery
+from router.discovery_settings import DnsSource, KubernetesSource
 from soft_worker.config import SoftWorkerConfig
 from tests.unit.deploy.chart import (
     CHART,

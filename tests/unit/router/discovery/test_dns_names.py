@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from router.config import DnsSource
 from router.discovery.dns import DnsDiscovery, NoAnswerError
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Targets
+from router.discovery_settings import DnsSource
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from lightkube.resources.discovery_v1 import EndpointSlice
 
-from router.config import KubernetesSource
 from router.discovery import kubernetes
 from router.discovery.endpoint_slices import Endpoint, Slice
 from router.discovery.kubernetes import Change, KubernetesApi, KubernetesDiscovery, Listed
 from router.discovery.source import Targets
+from router.discovery_settings import KubernetesSource
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 Step = Listed | Exception | Sequence[Change | Exception | float]

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from router.config import DnsSource, KubernetesSource
 from router.discovery.dns import DnsDiscovery
 from router.discovery.endpoint_slices import Endpoint, Slice
 from router.discovery.kubernetes import Change, KubernetesDiscovery, Listed
 from router.discovery.source import Discovery, Targets
 from router.discovery.worker_bound import WorkerBound
+from router.discovery_settings import DnsSource, KubernetesSource
 from router.placement.place import Place
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 

@@ -68,6 +68,7 @@ class Generator:
         give_up: Callable[[], None] = _nothing,
         part: Admitted | None = None,
         outlet: Outlet | None = None,
+        is_whole: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
@@ -77,6 +78,7 @@ class Generator:
         everything at once. ``part``: what it may take of its tenant's quotas, where it was let
         in with others (``admit_all``). ``outlet`` is another way for deltas behind the first: those
         that come while the caller waits for an event may be written there, and are none then.
+        ``is_whole``: all is written with the last event, and the caller minds how long that takes.
 
         Raises:
             DiptychError: refused or failed.
@@ -105,7 +107,8 @@ class Generator:
                 answer.watch.begin()
                 yield event
                 answer.watch.end()
-            answer.watch.begin()
+            if not is_whole:
+                answer.watch.begin()
             yield Summary(session.usage, session.timing)
             answer.watch.end()
             await session.next_event()  # raises if the client did not take the last ones

@@ -126,14 +126,16 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.EmbedRequest, request)
         asked = prompt_messages.read_embed(message, len(request), tenant)
-        made = await self._prompts.embed(asked, call.deadline_s, call.metadata)
+        with self._prompts.answering(asked, call.deadline_s, call.metadata) as answering:
+            made = await self._prompts.embed(answering)
         return prompt_messages.write_embeddings(made)
 
     async def Score(self, request: bytes, context: Context) -> inference_pb2.ScoreResponse:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.ScoreRequest, request)
         asked = prompt_messages.read_score(message, len(request), tenant)
-        made = await self._prompts.score(asked, call.deadline_s, call.metadata)
+        with self._prompts.answering(asked, call.deadline_s, call.metadata) as answering:
+            made = await self._prompts.score(answering)
         return prompt_messages.write_scores(made)
 
     async def DescribeCluster(

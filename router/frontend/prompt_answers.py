@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from diptych.errors import DeadlineExceededError, InvalidRequestError
 from diptych.telemetry import logs
@@ -23,7 +24,6 @@ from router.generation.prompt_work import (
     EmbedRequest,
     Input,
     Pooling,
-    PromptWork,
     ScoreRequest,
     Scores,
 )
@@ -39,14 +39,15 @@ MAX_NUMBERS = 2048 * 4096
 # Ends that the client brought about: what was reserved is not given back.
 _CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
 
+Work = TypeVar("Work", ScoreRequest, EmbedRequest)
 _ON_WIRE = {Pooling.MEAN: 1, Pooling.LAST_TOKEN: 2}  # common_pb2.Pooling
 
 
 @dataclass(slots=True)
-class _Call:
-    """One call that is being answered."""
+class PromptCall(Generic[Work]):
+    """One call that is being answered; it is asked for what it wants once."""
 
-    work: PromptWork
+    work: Work
     errand: Errand
     quota: Admitted
     num_reserved: int = 0
@@ -59,7 +60,10 @@ class _Call:
 
 
 class PromptAnswers:
-    """Answers Score and Embed. Event loop only; each call belongs to the task that awaits it."""
+    """Answers Score and Embed. Event loop only; each call belongs to the task that awaits it.
+
+    Who answers writes the answer within ``answering``: as long as that takes the call is open.
+    """
 
     def __init__(
         self,
@@ -74,53 +78,61 @@ class PromptAnswers:
         self._jobs = PromptJobs(admission.model.tokenizer, services)
         self._telemetry = telemetry
 
-    async def score(
-        self, request: ScoreRequest, deadline_s: float | None = None, metadata: Metadata = ()
-    ) -> Scores:
-        """How likely each continuation is. Raises DiptychError.
+    @contextmanager
+    def answering(
+        self, work: Work, deadline_s: float | None = None, metadata: Metadata = ()
+    ) -> Iterator[PromptCall[Work]]:
+        """Hold a place until the block ends, and leave a record of how. Raises DiptychError.
 
         ``deadline_s`` is a moment of the monotonic clock.
         """
-        check_num_inputs(len(request.continuations), "continuations")
-        with self._answering(request, "score", deadline_s, metadata) as call:
-            await self._admission.admit_prompts("Score", deadline_s)
-            before = [] if request.prompt is None else await self._read(call, request.prompt, "")
-            read = []
-            for index, each in enumerate(request.continuations):
-                field = f"continuations[{index}]"
-                own = await self._read_input(call, each, field, before)
-                if not before and len(own) < 2:
-                    raise InvalidRequestError("has one token, and none before it", field=field)
-                check_room(len(before) + len(own), self._max_len, field)
-                read.append(own)
-            num_tokens = len(before) + sum(map(len, read))
-            call.reserve(num_tokens)
-            jobs = [_score_job(before, own) for own in read]
-            results = await self._jobs.run(jobs, call.errand)
-            usage = _usage(num_tokens, min(result.num_cached_tokens for result in results))
-            call.usage = usage
+        if isinstance(work, ScoreRequest):
+            operation = "score"
+            check_num_inputs(len(work.continuations), "continuations")
+        else:
+            operation = "embeddings"
+            check_num_inputs(len(work.inputs), "inputs")
+            self._check_dimensions(work)
+        with self._place(work, operation, deadline_s, metadata) as call:
+            yield call
+
+    async def score(self, call: PromptCall[ScoreRequest]) -> Scores:
+        """How likely each continuation is. Raises DiptychError."""
+        request = call.work
+        await self._admission.admit_prompts("Score", call.errand.deadline_s)
+        before = [] if request.prompt is None else await self._read(call, request.prompt, "")
+        read = []
+        for index, each in enumerate(request.continuations):
+            field = f"continuations[{index}]"
+            own = await self._read_input(call, each, field, before)
+            if not before and len(own) < 2:
+                raise InvalidRequestError("has one token, and none before it", field=field)
+            check_room(len(before) + len(own), self._max_len, field)
+            read.append(own)
+        num_tokens = len(before) + sum(map(len, read))
+        call.reserve(num_tokens)
+        jobs = [_score_job(before, own) for own in read]
+        results = await self._jobs.run(jobs, call.errand)
+        usage = _usage(num_tokens, min(result.num_cached_tokens for result in results))
+        call.usage = usage
         scores = [_score(job, result) for job, result in zip(jobs, results, strict=True)]
         return Scores(tuple(scores), usage)
 
-    async def embed(
-        self, request: EmbedRequest, deadline_s: float | None = None, metadata: Metadata = ()
-    ) -> Embeddings:
-        """A vector of each input. Raises DiptychError. ``deadline_s`` as in ``score``."""
-        check_num_inputs(len(request.inputs), "inputs")
-        self._check_dimensions(request)
+    async def embed(self, call: PromptCall[EmbedRequest]) -> Embeddings:
+        """A vector of each input. Raises DiptychError."""
+        request = call.work
         pooling = request.pooling or self._admission.model.pooling or Pooling.LAST_TOKEN
-        with self._answering(request, "embeddings", deadline_s, metadata) as call:
-            await self._admission.admit_prompts("Embed", deadline_s)
-            jobs = []
-            for index, each in enumerate(request.inputs):
-                token_ids = await self._read_input(call, each, f"inputs[{index}]", [])
-                jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
-            num_tokens = sum(job.num_tokens for job in jobs)
-            call.reserve(num_tokens)
-            results = await self._jobs.run(jobs, call.errand)
-            usage = _usage(num_tokens, sum(result.num_cached_tokens for result in results))
-            call.usage = usage
-            vectors = await one_by_one(lambda result: _vector(result.states, request), results)
+        await self._admission.admit_prompts("Embed", call.errand.deadline_s)
+        jobs = []
+        for index, each in enumerate(request.inputs):
+            token_ids = await self._read_input(call, each, f"inputs[{index}]", [])
+            jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
+        num_tokens = sum(job.num_tokens for job in jobs)
+        call.reserve(num_tokens)
+        results = await self._jobs.run(jobs, call.errand)
+        usage = _usage(num_tokens, sum(result.num_cached_tokens for result in results))
+        call.usage = usage
+        vectors = await one_by_one(lambda result: _vector(result.states, request), results)
         return Embeddings(tuple(vectors), usage)
 
     def _check_dimensions(self, request: EmbedRequest) -> None:
@@ -143,14 +155,13 @@ class PromptAnswers:
         return self._admission.max_model_len
 
     @contextmanager
-    def _answering(
+    def _place(
         self,
-        work: PromptWork,
+        work: Work,
         operation: str,
         deadline_s: float | None,
         metadata: Metadata,
-    ) -> Iterator[_Call]:
-        """Hold a place, and leave a record, however it ends."""
+    ) -> Iterator[PromptCall[Work]]:
         observer = RequestObserver(
             self._telemetry,
             recorded_id(work.request_id),
@@ -161,7 +172,7 @@ class PromptAnswers:
         salt = salt_of(work.cache_salt, work.tenant.name)
         claim = self._admission.claim_of_prompts(work.tenant)
         errand = Errand(observer.request_id, salt, deadline_s, observer, claim)
-        calls: list[_Call] = []
+        calls: list[PromptCall[Work]] = []
 
         def tell(outcome: str) -> None:
             usage = None
@@ -174,19 +185,19 @@ class PromptAnswers:
             observer.ended(outcome, None, usage, None if usage is None else timing)
 
         with telling_outcome(tell, deadline_s):
-            calls.append(_Call(work, errand, self._quotas.admit(work.tenant, 1)))
+            calls.append(PromptCall(work, errand, self._quotas.admit(work.tenant, 1)))
             with self._admission.hold(work.num_bytes):
                 logs.mark(observer.request_id, trace_id(observer.context))
                 yield calls[0]
 
     async def _read_input(
-        self, call: _Call, each: Input, field: str, before: Sequence[int]
+        self, call: PromptCall[Work], each: Input, field: str, before: Sequence[int]
     ) -> list[int]:
         if before and isinstance(each, TextPrompt):
             each = TextPrompt(each.text, is_continuation=True)
         return await self._read(call, each, field)
 
-    async def _read(self, call: _Call, prompt: Prompt, field: str) -> list[int]:
+    async def _read(self, call: PromptCall[Work], prompt: Prompt, field: str) -> list[int]:
         """The token ids of one text, once it is checked. Raises DiptychError."""
         work = call.work
         request = GenerationRequest(

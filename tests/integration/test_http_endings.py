@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from router.frontend.http.event_stream import EventStream
 from router.frontend.http.protocol import MAX_HEAD_BYTES
 from router.generation.answer import Delta
 from tests import metrics
-from tests.integration.router_rig import PROMPT, TIMERS, eventually, running, serving
+from tests.integration import fake_workers
+from tests.integration.router_rig import PATIENT, PROMPT, TIMERS, eventually, running, serving
 from tests.waiting import within
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 FOR_EVER = 900_000  # tokens
 
 
@@ -218,6 +220,79 @@ async def test_a_reader_that_takes_nothing_is_given_up(wide_model: Path, tmp_pat
         assert answered.status_code == 200
 
 
+@pytest.fixture
+def long_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of numbers with many digits: 1.3 kB of each prompt."""
+    monkeypatch.setattr(fake_workers, "POOLED", [1 / (1 + each) for each in range(64)])
+
+
+async def begin_large(client: httpx.AsyncClient, slow: socket.socket, model: Path) -> bytes:
+    """Ask for 0.7 MB; the head of the answer, which has begun then."""
+    slow.sendall(raw_request(vectors_of(model, [[30]] * 512), EMBEDDINGS))
+    head = bytearray()
+    async with within(20):
+        while not head.endswith(b"\r\n\r\n"):
+            head += await asyncio.get_running_loop().sock_recv(slow, 1)
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return bytes(head)
+
+
+async def read_body(connection: socket.socket, head: bytes) -> tuple[bytes, int]:
+    """What comes of an answer until it or its connection ends, and how long it is."""
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    body = bytearray()
+    async with within(20):
+        with suppress(ConnectionError):
+            while len(body) < length:
+                piece = await asyncio.get_running_loop().sock_recv(connection, 65536)
+                if not piece:
+                    break
+                body += piece
+    return bytes(body), length
+
+
+@pytest.mark.usefixtures("long_vectors")
+async def test_a_large_answer_keeps_its_place_until_its_client_has_it(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    one = {"max_concurrent": 1}
+    async with serving(wide_model, tmp_path, PATIENT, quota=one) as (_, client):
+        with raw_connection(client) as slow:
+            head = await begin_large(client, slow, wide_model)
+            refused = await client.post(EMBEDDINGS, json=vectors_of(wide_model, [[30]]))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+            body, length = await read_body(slow, head)
+            assert len(body) == length
+            assert len(json.loads(body)["data"]) == 512
+            await until_served(client, wide_model)
+        assert await outcome(client, "ok") >= 2
+
+
+@pytest.mark.usefixtures("long_vectors")
+async def test_who_leaves_a_large_answer_unread_is_cut_off_and_frees_its_place(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    timers, one = PATIENT.model_copy(update={"client_write_s": 0.3}), {"max_concurrent": 1}
+    async with serving(wide_model, tmp_path, timers, quota=one) as (_, client):
+        with raw_connection(client) as slow:
+            head = await begin_large(client, slow, wide_model)
+            await until_served(client, wide_model)
+            ended = await outcome(client, "CLIENT_TOO_SLOW") + await outcome(client, "cancelled")
+            assert ended == 1, "by the router, or before it by the system"
+            body, length = await read_body(slow, head)
+            assert len(body) < length
+
+
+async def until_served(client: httpx.AsyncClient, model: Path) -> None:
+    async with within(20):
+        while (await client.post(EMBEDDINGS, json=vectors_of(model, [[30]]))).status_code != 200:
+            await asyncio.sleep(0.02)
+
+
+def vectors_of(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    return {"model": model.name, "input": prompts}
+
+
 async def test_a_body_that_does_not_come_and_a_head_without_end(
     wide_model: Path, tmp_path: Path
 ) -> None:
@@ -242,9 +317,9 @@ def raw_connection(client: httpx.AsyncClient) -> socket.socket:
     return made
 
 
-def raw_request(body: dict[str, Any]) -> bytes:
+def raw_request(body: dict[str, Any], path: str = COMPLETIONS) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 

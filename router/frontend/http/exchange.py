@@ -11,7 +11,13 @@ from typing import Final, Protocol
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
+from diptych.errors import (
+    RETRY_LATER_S,
+    DiptychError,
+    InvalidRequestError,
+    QueueFullError,
+    SlowClientError,
+)
 from diptych.tenant import NOBODY, Tenant
 from router.frontend.http.answer_form import failed_stream, json_parts
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
@@ -27,6 +33,9 @@ TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _CHARACTERS_A_TURN: Final = 32_768  # of JSON: about a millisecond
+_AT_ONCE_BYTES: Final = 65_536  # as much as a connection keeps without anybody's waiting
+_PIECE_BYTES: Final = 262_144  # of a larger body
+_WRITE_S: Final = 30.0  # where nobody says it
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -48,7 +57,16 @@ class ClientGoneError(Exception):
 
 
 class Connection(Protocol):
-    """Takes pieces of the body that is being answered with, past ASGI."""
+    """Of the client that is being answered, past ASGI."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the client has not left in the middle of the answer."""
+        ...
+
+    def cut(self) -> None:
+        """End it at once; what the client has not taken is dropped."""
+        ...
 
     @property
     def takes_more(self) -> bool:
@@ -99,7 +117,10 @@ class BodyRoom:
 class Exchange:
     """Owned by the task that answers the request; writing waits for the client."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, write_s: float = _WRITE_S
+    ) -> None:
+        """``write_s``: the client's time for each piece of a large answer."""
         self.headers = Headers(scope=scope)
         self.request_id = uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
@@ -110,6 +131,7 @@ class Exchange:
         self._send = send
         self._send_body: Send = scope.get(SEND, send)
         self._connection: Connection | None = scope.get(CONNECTION)
+        self._write_s = write_s
         self._sent = _Sent.NOTHING
 
     def take_request_id(self) -> None:
@@ -179,11 +201,20 @@ class Exchange:
     async def send_json(
         self, content: Mapping[str, object], status: int = 200, retry_after_s: int | None = None
     ) -> None:
-        """The whole response; other tasks run while a large one is written."""
+        """The whole response; other tasks run while a large one is written.
+
+        Returns when the connection has taken it, but for what it keeps of a small one.
+
+        Raises SlowClientError: the client did not take it, and has lost its connection.
+        """
         body = await _written(content)
+        del content  # much larger than its text; that may wait for long
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         if retry_after_s is not None:
             headers["retry-after"] = str(retry_after_s)
+        if len(body) > _AT_ONCE_BYTES:
+            await self._send_large(status, headers, body)
+            return
         await self._begin(status, headers, _Sent.HEAD)
         await self._write(body, more_body=False)
 
@@ -242,6 +273,31 @@ class Exchange:
                     return bytes(data)
         finally:
             room.release(len(data))
+
+    async def _send_large(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """A whole response as fast as its client takes it. Raises SlowClientError.
+
+        ``write_s`` is for each piece; what one leaves of it is for those behind. The last is
+        empty: it waits for the one before it.
+        """
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._write_s) as patience:
+                await self._begin(status, headers, _Sent.HEAD)
+                begins = range(0, len(body) + _PIECE_BYTES, _PIECE_BYTES)
+                for num_before, begin in enumerate(begins):
+                    patience.reschedule(began_s + max(1, num_before) * self._write_s)
+                    piece = body[begin : begin + _PIECE_BYTES]
+                    await self._write(piece, more_body=begin < len(body))
+                    if self._connection is not None and not self._connection.is_there:
+                        raise asyncio.CancelledError
+        except TimeoutError:
+            if self._connection is not None:
+                self._connection.cut()
+            raise SlowClientError(
+                f"the client took less than {_PIECE_BYTES} bytes of its answer in "
+                f"{self._write_s:g} s"
+            ) from None
 
     async def _begin(self, status: int, headers: Mapping[str, str], sent: _Sent) -> None:
         every = {**headers, REQUEST_ID_HEADER: self.request_id}

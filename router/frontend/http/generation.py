@@ -23,7 +23,7 @@ from router.frontend.http.exchange import Exchange
 from router.frontend.http.merged_events import MergedEvents, OfPrompt
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
 from router.frontend.quotas import Admitted, Places
-from router.generation.answer import GenerationEvent, Outlet
+from router.generation.answer import GenerationEvent, Outlet, Summary
 from router.generation.request import GenerationRequest, TokenPrompt
 
 _MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
@@ -39,6 +39,7 @@ class _Generate(Protocol):
         *,
         part: Admitted | None = None,
         outlet: Outlet | None = None,
+        is_whole: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
@@ -90,7 +91,7 @@ class GenerationAnswers:
             return
         stream = EventStream[GenerationEvent](exchange, self.clock)
         request = replace(asked.request, tenant=exchange.tenant)
-        events = generate(request, outlet=stream)
+        events = generate(request, outlet=stream, is_whole=not asked.is_stream)
         async with aclosing(events):
             try:
                 async with patience:
@@ -123,7 +124,8 @@ class GenerationAnswers:
 
             async def follow() -> None:
                 await merged.follow(answers)
-                places.leave_one()
+                if places.num > 1:  # one is kept until the client has the answer
+                    places.leave_one()
 
             async with asyncio.TaskGroup() as tasks:
                 following = [
@@ -232,11 +234,29 @@ class GenerationAnswers:
             exchange.write_failure = writer.fail
             await stream.send(writer.send, event, events)
         else:
-            whole = self.writers.whole(asked, answered)
-            while event is not None:
-                whole.add(event)
-                event = await anext(events, None)
-            await exchange.send_json(whole.content())
+            try:
+                await exchange.send_json(await self._whole(asked, answered, event, events))
+            except SlowClientError as error:
+                with suppress(StopAsyncIteration):  # it had ended, and said so itself
+                    await events.athrow(error)
+                raise
+            await anext(events, None)
+
+    async def _whole(
+        self,
+        asked: Asked,
+        answered: Answered,
+        event: GenerationEvent | None,
+        events: AsyncGenerator[GenerationEvent, None],
+    ) -> Mapping[str, object]:
+        """All of an answer, which is not asked yet for what follows its last event."""
+        whole = self.writers.whole(asked, answered)
+        while event is not None:
+            whole.add(event)
+            if isinstance(event, Summary):
+                break
+            event = await anext(events, None)
+        return whole.content()
 
     async def _send_several(
         self, exchange: Exchange, asked: Asked, answered: Answered, merged: MergedEvents

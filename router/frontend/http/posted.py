@@ -41,7 +41,7 @@ class Posted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self.room.patience_s)
         try:
             await self._respond(exchange)
         except asyncio.CancelledError:  # by the server, whose time to drain is over

@@ -3,9 +3,9 @@
 import base64
 import sys
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from diptych.errors import InvalidRequestError
 from router.frontend.admission import Admission
@@ -17,17 +17,19 @@ from router.frontend.http.logprob_form import finite
 from router.frontend.http.prompt_bodies import (
     SCORE_NAMES,
     Comparison,
+    EmbeddingsAsked,
     Names,
+    Ranking,
     read_embeddings,
     read_rerank,
     read_score,
 )
-from router.frontend.prompt_answers import PromptAnswers
+from router.frontend.prompt_answers import PromptAnswers, PromptCall, Work
 from router.frontend.turns import one_by_one
 from router.generation.answer import Usage
-from router.generation.prompt_work import Embeddings, EmbedRequest, ScoreRequest
+from router.generation.prompt_work import EmbedRequest, ScoreRequest
 
-A = TypeVar("A")
+Content = Mapping[str, object]
 Vector = Sequence[float]
 
 
@@ -41,20 +43,8 @@ class PromptRoutes:
     async def embeddings(self, exchange: Exchange, data: bytes) -> None:
         """A vector for each input. Raises DiptychError."""
         asked = read_embeddings(*self._read(exchange, data))
-        made = await self._embed(exchange, asked.request, asked.names)
-        written: Sequence[object] = made.vectors
-        if asked.is_base64:
-            written = await one_by_one(_base64, made.vectors)
-        await exchange.send_json(
-            {
-                **self._head(exchange, "list"),
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": vector}
-                    for index, vector in enumerate(written)
-                ],
-                "usage": _counts(made.usage),
-            }
-        )
+        with self._answering(exchange, asked.request, asked.names) as call:
+            await exchange.send_json(await self._vectors(exchange, asked, call))
 
     async def score(self, exchange: Exchange, data: bytes) -> None:
         """Continuations' log probabilities, or how near texts are. Raises DiptychError."""
@@ -62,66 +52,90 @@ class PromptRoutes:
         if isinstance(asked, Comparison):
             await self._compare(exchange, asked)
             return
-        given: ScoreRequest = replace(asked, tenant=exchange.tenant)
-        deadline_s, metadata = exchange.read_deadline_s(), exchange.trace_metadata
-        made = await _named(lambda: self.prompts.score(given, deadline_s, metadata), SCORE_NAMES)
-        told = [tuple(map(finite, each.logprobs)) for each in made.scores]
-        await exchange.send_json(
-            {
-                **self._head(exchange, "list"),
-                "data": [
-                    {
-                        "object": "score",
-                        "index": index,
-                        "score": sum(logprobs),
-                        "logprobs": logprobs,
-                        "is_greedy": each.is_greedy,
-                    }
-                    for index, (each, logprobs) in enumerate(zip(made.scores, told, strict=True))
-                ],
-                "usage": _counts(made.usage),
-            }
-        )
+        with self._answering(exchange, asked, SCORE_NAMES) as call:
+            await exchange.send_json(await self._scores(exchange, call))
 
     async def rerank(self, exchange: Exchange, data: bytes) -> None:
         """Documents, the nearest to the query first. Raises DiptychError."""
         asked = read_rerank(*self._read(exchange, data))
         self._check_compares()
-        made = await self._embed(exchange, asked.request, asked.names)
-        query, *documents = made.vectors
-        near = await one_by_one(lambda document: _dot(query, document), documents)
-        order = sorted(range(len(near)), key=lambda index: -near[index])[: asked.top_n]
-        await exchange.send_json(
-            {
-                "id": f"rerank-{exchange.request_id}",
-                "model": self.admission.model.name,
-                "usage": {"total_tokens": made.usage.num_prompt_tokens},
-                "results": [
-                    {
-                        "index": index,
-                        "document": {"text": asked.documents[index]},
-                        "relevance_score": near[index],
-                    }
-                    for index in order
-                ],
-            }
-        )
+        with self._answering(exchange, asked.request, asked.names) as call:
+            await exchange.send_json(await self._ranks(exchange, asked, call))
 
     async def _compare(self, exchange: Exchange, asked: Comparison) -> None:
         self._check_compares()
-        made = await self._embed(exchange, asked.request, asked.names)
+        with self._answering(exchange, asked.request, asked.names) as call:
+            await exchange.send_json(await self._likenesses(exchange, asked, call))
+
+    async def _vectors(
+        self, exchange: Exchange, asked: EmbeddingsAsked, call: PromptCall[EmbedRequest]
+    ) -> Content:
+        made = await self.prompts.embed(call)
+        written: Sequence[object] = made.vectors
+        if asked.is_base64:
+            written = await one_by_one(_base64, made.vectors)
+        return {
+            **self._head(exchange, "list"),
+            "data": [
+                {"object": "embedding", "index": index, "embedding": vector}
+                for index, vector in enumerate(written)
+            ],
+            "usage": _counts(made.usage),
+        }
+
+    async def _scores(self, exchange: Exchange, call: PromptCall[ScoreRequest]) -> Content:
+        made = await self.prompts.score(call)
+        told = [tuple(map(finite, each.logprobs)) for each in made.scores]
+        return {
+            **self._head(exchange, "list"),
+            "data": [
+                {
+                    "object": "score",
+                    "index": index,
+                    "score": sum(logprobs),
+                    "logprobs": logprobs,
+                    "is_greedy": each.is_greedy,
+                }
+                for index, (each, logprobs) in enumerate(zip(made.scores, told, strict=True))
+            ],
+            "usage": _counts(made.usage),
+        }
+
+    async def _ranks(
+        self, exchange: Exchange, asked: Ranking, call: PromptCall[EmbedRequest]
+    ) -> Content:
+        made = await self.prompts.embed(call)
+        query, *documents = made.vectors
+        near = await one_by_one(lambda document: _dot(query, document), documents)
+        order = sorted(range(len(near)), key=lambda index: -near[index])[: asked.top_n]
+        return {
+            "id": f"rerank-{exchange.request_id}",
+            "model": self.admission.model.name,
+            "usage": {"total_tokens": made.usage.num_prompt_tokens},
+            "results": [
+                {
+                    "index": index,
+                    "document": {"text": asked.documents[index]},
+                    "relevance_score": near[index],
+                }
+                for index in order
+            ],
+        }
+
+    async def _likenesses(
+        self, exchange: Exchange, asked: Comparison, call: PromptCall[EmbedRequest]
+    ) -> Content:
+        made = await self.prompts.embed(call)
         vectors = made.vectors
         near = await one_by_one(lambda pair: _dot(vectors[pair[0]], vectors[pair[1]]), asked.pairs)
-        await exchange.send_json(
-            {
-                **self._head(exchange, "list"),
-                "data": [
-                    {"object": "score", "index": index, "score": score}
-                    for index, score in enumerate(near)
-                ],
-                "usage": _counts(made.usage),
-            }
-        )
+        return {
+            **self._head(exchange, "list"),
+            "data": [
+                {"object": "score", "index": index, "score": score}
+                for index, score in enumerate(near)
+            ],
+            "usage": _counts(made.usage),
+        }
 
     def _check_compares(self) -> None:
         """Raises InvalidRequestError: what the model's vectors have in common means nothing."""
@@ -138,21 +152,21 @@ class PromptRoutes:
         )
         return parse(data, max_len), envelope
 
-    async def _embed(self, exchange: Exchange, request: EmbedRequest, names: Names) -> Embeddings:
+    @contextmanager
+    def _answering(
+        self, exchange: Exchange, request: Work, names: Names
+    ) -> Iterator[PromptCall[Work]]:
+        """Its place is kept until its client has the answer; refusals name fields as that does."""
         given = replace(request, tenant=exchange.tenant)
         deadline_s, metadata = exchange.read_deadline_s(), exchange.trace_metadata
-        return await _named(lambda: self.prompts.embed(given, deadline_s, metadata), names)
+        try:
+            with self.prompts.answering(given, deadline_s, metadata) as call:
+                yield call
+        except InvalidRequestError as error:
+            raise renamed(error, names) from None
 
     def _head(self, exchange: Exchange, kind: str) -> dict[str, object]:
         return {"id": exchange.request_id, "object": kind, "model": self.admission.model.name}
-
-
-async def _named(work: Callable[[], Awaitable[A]], names: Names) -> A:
-    """What ``work`` makes; its refusals name fields as the client does."""
-    try:
-        return await work()
-    except InvalidRequestError as error:
-        raise renamed(error, names) from None
 
 
 def _base64(vector: Vector) -> str:

@@ -105,6 +105,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
 
     @property
+    def is_there(self) -> bool:
+        """See :class:`router.frontend.http.exchange.Connection`."""
+        return not self.cycle.disconnected
+
+    def cut(self) -> None:
+        """See :class:`router.frontend.http.exchange.Connection`."""
+        self.transport.abort()
+
+    @property
     def takes_more(self) -> bool:
         """See :class:`router.frontend.http.exchange.Connection`."""
         cycle = self.cycle

@@ -45,14 +45,15 @@ class TokenAnswers:
         else:
             unserved.refuse(content, unserved.OF_COMPLETION)
             prompt = read_prompt(content.get("prompt"), self.admission.max_model_len)
-        token_ids = await self._tokenize(content, prompt, len(data), names)
-        await exchange.send_json(
-            {
-                "count": len(token_ids),
-                "max_model_len": self.admission.max_model_len,
-                "tokens": token_ids,
-            }
-        )
+        with self.admission.hold(len(data)):
+            token_ids = await self._tokenize(content, prompt, len(data), names)
+            await exchange.send_json(
+                {
+                    "count": len(token_ids),
+                    "max_model_len": self.admission.max_model_len,
+                    "tokens": token_ids,
+                }
+            )
 
     async def detokenize(self, exchange: Exchange, data: bytes) -> None:
         """The text of token ids, special tokens left out. Raises DiptychError."""
@@ -60,9 +61,10 @@ class TokenAnswers:
         prompt = read_prompt(content.get("tokens"), self.admission.max_model_len, "tokens")
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
-        token_ids = await self._tokenize(content, prompt, len(data), _TOKENS_NAMES)
-        text = self.admission.model.tokenizer.decode(token_ids)
-        await exchange.send_json({"prompt": text})
+        with self.admission.hold(len(data)):
+            token_ids = await self._tokenize(content, prompt, len(data), _TOKENS_NAMES)
+            text = self.admission.model.tokenizer.decode(token_ids)
+            await exchange.send_json({"prompt": text})
 
     async def _tokenize(
         self,
@@ -74,7 +76,6 @@ class TokenAnswers:
         body = validated(_Body, content)
         request = GenerationRequest(prompt=prompt, model=body.model or "", num_bytes=num_bytes)
         try:
-            with self.admission.hold(num_bytes):
-                return await self.admission.tokenize(request)
+            return await self.admission.tokenize(request)
         except InvalidRequestError as error:
             raise renamed(error, names) from None

@@ -112,9 +112,12 @@ def num_missing(quotas: Quotas) -> float:
     return 0.0
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
+    """Of one that is written as a whole its writer minds how long its end takes."""
+    opened: list[_Answer] = []
     session, observer = Session(1, iter((Delta("a", [1], 0, []), None))), Observer()
 
     @contextmanager
@@ -128,6 +131,7 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     def open_(answer: _Answer, *_: object) -> Session:
         made: Any = session
         answer._session, answer._builder = made, builder(1.0)
+        opened.append(answer)
         return session
 
     monkeypatch.setattr(_Answer, "open", open_)
@@ -138,8 +142,9 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     )
     observe: Callable[..., object] = lambda *_, **__: observer  # noqa: E731
     monkeypatch.setattr(generator, "_observe", observe)
-    events = generator.generate(REQUEST)
+    events = generator.generate(REQUEST, is_whole=is_whole)
     began, *later = [await anext(events) for _ in range(3)]
+    assert opened[0].watch.is_writing != is_whole
     assert isinstance(began, Started)
     assert began.model_digest == "m"
     assert [type(event) for event in later] == [Delta, Summary]

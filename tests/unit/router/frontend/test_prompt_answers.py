@@ -21,7 +21,7 @@ from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.prompt_jobs import Errand, Job, JobResult
 from router.frontend.quotas import Quotas
 from router.frontend.service_classes import ServiceClasses
-from router.generation.prompt_work import EmbedRequest, ScoreRequest
+from router.generation.prompt_work import Embeddings, EmbedRequest, ScoreRequest, Scores
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 from router.placement.claim import Claim
 from router.request.prompt_told import WantedLogprobs, WantedStates
@@ -103,6 +103,14 @@ class Rig:
         jobs: Any = self.jobs
         self.answers._jobs = jobs
 
+    async def score(self, request: ScoreRequest) -> Scores:
+        with self.answers.answering(request) as call:
+            return await self.answers.score(call)
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        with self.answers.answering(request) as call:
+            return await self.answers.embed(call)
+
 
 def score(prompt: str | None, *continuations: str) -> ScoreRequest:
     return ScoreRequest(
@@ -120,7 +128,7 @@ def embed(*texts: str, dimensions: int | None = None) -> EmbedRequest:
 
 async def test_of_each_continuation_its_own_tokens_are_told() -> None:
     rig = Rig()
-    made = await rig.answers.score(score("abcde", "xy", "z"))
+    made = await rig.score(score("abcde", "xy", "z"))
     assert [each.logprobs for each in made.scores] == [(-1.0, -1.0), (-1.0,)]
     assert [job.wanted for job in rig.jobs.jobs] == [
         WantedLogprobs(5, 7, 1),
@@ -128,7 +136,7 @@ async def test_of_each_continuation_its_own_tokens_are_told() -> None:
     ]
     assert [text.is_continuation for text in rig.admission.read] == [False, True, True]
     assert made.usage.num_prompt_tokens == 8, "the prompt counts once"
-    (alone,) = (await rig.answers.score(score(None, "abcd"))).scores
+    (alone,) = (await rig.score(score(None, "abcd"))).scores
     assert len(alone.logprobs) == 3
     assert not rig.admission.read[-1].is_continuation
 
@@ -139,7 +147,7 @@ async def test_continuations_share_the_prompt_that_is_before_them() -> None:
     prompt, unbound = TokenPrompt(range(40_000)), Tenant("u")
     inputs = [TextPrompt("xy")] * 2048
     asked = ScoreRequest(prompt=prompt, continuations=inputs, tenant=unbound, num_bytes=9)
-    made = await rig.answers.score(asked)
+    made = await rig.score(asked)
     assert made.usage.num_prompt_tokens == 40_000 + 2 * 2048
     first, *others = rig.jobs.jobs
     assert all(job.before is first.before for job in others), "none has a copy"
@@ -148,21 +156,21 @@ async def test_continuations_share_the_prompt_that_is_before_them() -> None:
 
 async def test_no_job_is_made_of_what_a_quota_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    await rig.answers.embed(embed("a" * 15))
+    await rig.embed(embed("a" * 15))
     made: list[object] = []
     monkeypatch.setattr(prompt_answers, "_score_job", lambda *given: made.append(given))
     with pytest.raises(QuotaExceededError):
-        await rig.answers.score(score("a" * 15, "xy", "z"))
+        await rig.score(score("a" * 15, "xy", "z"))
     assert not made
 
 
 async def test_a_vector_is_cut_and_then_scaled() -> None:
     rig = Rig()
-    made = await rig.answers.embed(embed("abc", dimensions=2))
+    made = await rig.embed(embed("abc", dimensions=2))
     assert made.vectors == ((0.6, 0.8),)
     assert rig.jobs.jobs[0].wanted == WantedStates(2), "the last token's, unless somebody says"
     with pytest.raises(InvalidRequestError) as caught:
-        await rig.answers.embed(embed("abc", dimensions=5))
+        await rig.embed(embed("abc", dimensions=5))
     assert caught.value.field == "dimensions"
     assert len(rig.jobs.jobs) == 1, "it cost no worker anything"
 
@@ -171,17 +179,17 @@ async def test_the_numbers_of_one_answer_are_bounded() -> None:
     rig = Rig()
     rig.admission.model.vector_size = prompt_answers.MAX_NUMBERS // 2
     with pytest.raises(InvalidRequestError) as caught:
-        await rig.answers.embed(embed("a", "b", "c"))
+        await rig.embed(embed("a", "b", "c"))
     assert caught.value.field == "inputs"
     assert not rig.jobs.jobs
-    await rig.answers.embed(embed("a", "b"))
-    await rig.answers.embed(embed("a", "b", "c", dimensions=4))
+    await rig.embed(embed("a", "b"))
+    await rig.embed(embed("a", "b", "c", dimensions=4))
 
 
 async def test_other_tasks_run_while_vectors_are_scaled() -> None:
     num_turns = 0
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Rig().answers.embed(embed(*"a" * 20)), name="embed")
+        running = tasks.create_task(Rig().embed(embed(*"a" * 20)), name="embed")
         while not running.done():
             num_turns += 1
             await asyncio.sleep(0)
@@ -190,10 +198,10 @@ async def test_other_tasks_run_while_vectors_are_scaled() -> None:
 
 async def test_what_is_wrong_is_named_by_its_place() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        await Rig().answers.embed(embed("a", ""))
+        await Rig().embed(embed("a", ""))
     assert caught.value.field == "inputs[1].text"
     with pytest.raises(InvalidRequestError) as caught:
-        await Rig().answers.score(score(None, "ab", "a"))
+        await Rig().score(score(None, "ab", "a"))
     assert caught.value.field == "continuations[1]"
 
 
@@ -202,13 +210,13 @@ async def test_a_tenants_quota_counts_what_was_computed() -> None:
     rig.jobs.error = NoWorkerError("gone")
     for _ in range(3):
         with pytest.raises(NoWorkerError):
-            await rig.answers.embed(embed("a" * 15))
+            await rig.embed(embed("a" * 15))
     rig.jobs.error = None
-    await rig.answers.embed(embed("a" * 15))
+    await rig.embed(embed("a" * 15))
     with pytest.raises(QuotaExceededError):
-        await rig.answers.embed(embed("a" * 15))
+        await rig.embed(embed("a" * 15))
     assert len(rig.jobs.jobs) == 1
-    await rig.answers.score(score("abc", "de"))
+    await rig.score(score("abc", "de"))
 
 
 @pytest.mark.parametrize(
@@ -230,13 +238,13 @@ async def test_work_on_prompts_claims_what_its_tenant_may_have_and_no_objectives
     rig = Rig()
     rig.admission.classes = settings
     tenant = Tenant("a", classes=classes)
-    await rig.answers.embed(replace(embed("abc"), tenant=tenant))
-    await rig.answers.score(replace(score("abc", "de"), tenant=tenant))
+    await rig.embed(replace(embed("abc"), tenant=tenant))
+    await rig.score(replace(score("abc", "de"), tenant=tenant))
     assert rig.jobs.claims == [Claim(expected, "a")] * 2
 
 
 async def test_where_nobody_is_known_the_routers_default_holds() -> None:
     rig = Rig()
     rig.admission.classes = ClassesSettings(default=BATCH)
-    await rig.answers.embed(replace(embed("abc"), tenant=NOBODY))
+    await rig.embed(replace(embed("abc"), tenant=NOBODY))
     assert rig.jobs.claims == [Claim(BATCH, "")]

@@ -1,6 +1,8 @@
 """What routes tell of prompts, beside workers that are a function."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +14,17 @@ from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.posted import Posted
 from router.frontend.http.prompt_work import PromptRoutes
 from router.generation.answer import Usage
-from router.generation.prompt_work import ContinuationScore, ScoreRequest, Scores
+from router.generation.prompt_work import ContinuationScore, Scores
 
 
 class Prompts:
     """The first token of each continuation is none that the model would ever say."""
 
-    async def score(self, request: ScoreRequest, deadline_s: object, metadata: object) -> Scores:
+    @contextmanager
+    def answering(self, *given: object) -> Iterator[None]:
+        yield
+
+    async def score(self, call: None) -> Scores:
         found = ContinuationScore((-math.inf, -0.5), is_greedy=False)
         usage = Usage(num_prompt_tokens=2, num_output_tokens=0, num_cached_tokens=0)
         return Scores((found,), usage)

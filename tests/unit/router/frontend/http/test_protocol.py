@@ -149,6 +149,31 @@ def test_pieces_of_a_body_of_no_told_length_may_be_written_at_once(
     run_virtually(main())
 
 
+def test_a_client_that_is_cut_off_is_there_no_more() -> None:
+    there: list[bool] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope[CONNECTION]
+        assert await receive()
+        headers = [(b"content-length", b"9")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_piece(send, b"a")
+        connection.pause_writing()
+        there.append(connection.is_there)
+        connection.cut()
+        await send_piece(send, b"b")
+        there.append(connection.is_there)
+
+    async def main() -> None:
+        connection, transport = Server(answer).connect()
+        connection.data_received(GET)
+        await turns()
+        assert (there, transport.was_aborted) == ([True, False], True)
+        assert transport.written.endswith(b"\r\n\r\na"), "nothing more is kept for it"
+
+    run_virtually(main())
+
+
 def test_nothing_is_written_at_once_for_a_client_that_has_left() -> None:
     open_: list[bool] = []
 

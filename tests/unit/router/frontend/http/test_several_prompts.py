@@ -121,6 +121,8 @@ class Client:
 
     def __init__(self, num_prompts: int, members: dict[str, Any], *, is_behind: bool) -> None:
         self.sent: list[dict[str, Any]] = []
+        self.look: Callable[[], object] = list
+        """Called at each message, before it is taken."""
         said = {"model": "m", "prompt": ["p"] * num_prompts, **members}
         self.body = json.dumps(said).encode()
         self._bodies = [{"type": "http.request", "body": self.body}]
@@ -135,6 +137,7 @@ class Client:
         if len(self.sent) == 2 and self._is_behind:
             self._is_behind = False
             await asyncio.Event().wait()
+        self.look()
         self.sent.append(message)
 
     @property
@@ -149,8 +152,16 @@ class World:
         self.door = Door()
         self.answers = Answers(self.door, limits)
 
-    async def ask(self, num_prompts: int, *, is_behind: bool = False, **members: Any) -> Client:
+    async def ask(
+        self,
+        num_prompts: int,
+        *,
+        is_behind: bool = False,
+        look: Callable[[], object] = list,
+        **members: Any,
+    ) -> Client:
         client = Client(num_prompts, members, is_behind=is_behind)
+        client.look = look
         answers = GenerationAnswers(
             self.door,
             cast(Generator, self.answers),
@@ -194,6 +205,14 @@ async def test_a_place_that_is_needed_no_more_is_anothers() -> None:
         while world.num_free() < 2:  # the first is answered, the other is not
             await asyncio.sleep(0)
         world.answers.held.set()
+    assert world.num_free() == 3
+
+
+async def test_one_place_is_kept_until_the_client_has_the_answer() -> None:
+    world = World(Limits(max_concurrent=3))
+    seen: list[tuple[int, int]] = []
+    await world.ask(5, look=lambda: seen.append((world.num_free(), world.door.num_open)))
+    assert seen == [(2, 1)] * 2, "at its head, and at its body"
     assert world.num_free() == 3
 
 

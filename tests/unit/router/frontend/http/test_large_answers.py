@@ -1,0 +1,251 @@
+"""A large answer goes out as its client takes it, within a time that grows with its size."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from diptych.errors import DiptychError, SlowClientError
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import NOTHING_SAID
+from router.frontend.admission import Admission
+from router.frontend.generator import Generator
+from router.frontend.http.answer_form import COMPLETION
+from router.frontend.http.choices_form import ChoicesWriters
+from router.frontend.http.completion_request import read_completion
+from router.frontend.http.exchange import CONNECTION, BodyRoom, Exchange
+from router.frontend.http.generation import GenerationAnswers
+from router.frontend.http.posted import Answer, Posted
+from router.frontend.http.prompt_work import PromptRoutes
+from router.frontend.prompt_answers import PromptAnswers
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+    Timing,
+    Usage,
+)
+from router.generation.prompt_work import Embeddings
+from tests.virtual_time import run_virtually
+
+WRITE_S = 30.0
+PIECE_BYTES = 2**18
+LARGE = {"said": "x" * (9 * PIECE_BYTES)}
+NUM_PIECES = 10  # with the last that is not full
+USAGE = Usage(num_prompt_tokens=1, num_output_tokens=1, num_cached_tokens=0)
+MODEL = SimpleNamespace(
+    name="m", pooling=None, tokenizer=SimpleNamespace(text=None), recommended=NOTHING_SAID
+)
+ADMISSION = cast(Admission, SimpleNamespace(model=MODEL, max_model_len=100))
+
+
+class Client:
+    """Takes a piece in ``piece_s``; while it does so, whoever sends another waits for it."""
+
+    def __init__(self, piece_s: float, request: bytes = b"{}") -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.is_there, self.was_cut = True, False
+        self.takes_more = False
+        self.has_taken_s = 0.0
+        self._piece_s = piece_s
+        self._request = [{"type": "http.request", "body": request}]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def has_all(self) -> bool:
+        return self.sent[-1].get("more_body") is False
+
+    def cut(self) -> None:
+        self.was_cut = True
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._request:
+            await asyncio.Event().wait()
+        return self._request.pop()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        left_s = self.has_taken_s - asyncio.get_running_loop().time()
+        if left_s == math.inf:
+            await asyncio.Event().wait()
+        await asyncio.sleep(max(0.0, left_s))
+        if len(message.get("body", b"")) > PIECE_BYTES // 4:
+            self.has_taken_s = asyncio.get_running_loop().time() + self._piece_s
+        self.sent.append(message)
+
+    def ask(self, answer: Answer) -> float:
+        """When the call ended, which began at 0."""
+        scope = {
+            "type": "http",
+            "headers": [(b"content-type", b"application/json")],
+            CONNECTION: self,
+        }
+        route = Posted(answer, BodyRoom(2**20, 2**20, WRITE_S))
+
+        async def call() -> float:
+            async with asyncio.timeout(10**6):
+                await route(scope, self.receive, self.send)  # type: ignore[arg-type]
+            return asyncio.get_running_loop().time()
+
+        return run_virtually(call())
+
+
+class Told:
+    """Answers with as much as is given, and keeps how that ended."""
+
+    def __init__(self, content: dict[str, str]) -> None:
+        self.error: BaseException | None = None
+        self._content = content
+
+    async def __call__(self, exchange: Exchange, data: bytes) -> None:
+        try:
+            await exchange.send_json(self._content)
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def test_a_small_answer_is_written_at_once() -> None:
+    client, told = Client(0.0), Told({"said": "x" * 60_000})
+    client.ask(told)
+    assert [message["type"] for message in client.sent] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+    assert (client.has_all, told.error) == (True, None)
+
+
+@pytest.mark.parametrize("piece_s", [0.0, 1.0, WRITE_S - 1])
+def test_who_takes_each_piece_in_time_gets_all_however_long_that_is(piece_s: float) -> None:
+    client, told = Client(piece_s), Told(LARGE)
+    ended_s = client.ask(told)
+    assert json.loads(client.body) == LARGE
+    pieces = [message["body"] for message in client.sent[1:]]
+    assert [len(piece) for piece in pieces[:-2]] == [PIECE_BYTES] * (NUM_PIECES - 1)
+    assert pieces[-1] == b"", "the last that says something was taken before"
+    assert ended_s >= (NUM_PIECES - 1) * piece_s
+    assert (client.has_all, client.was_cut, told.error) == (True, False, None)
+
+
+@pytest.mark.parametrize(("piece_s", "latest_s"), [(math.inf, WRITE_S), (45.0, 10 * WRITE_S)])
+def test_who_takes_too_little_is_cut_off(piece_s: float, latest_s: float) -> None:
+    client, told = Client(piece_s), Told(LARGE)
+    assert client.ask(told) <= latest_s
+    assert isinstance(told.error, SlowClientError)
+    assert (client.has_all, client.was_cut) == (False, True)
+
+
+def test_time_that_a_piece_leaves_is_for_those_behind_it() -> None:
+    client = Client(1.0)
+
+    async def answer(exchange: Exchange, data: bytes) -> None:
+        asyncio.get_running_loop().call_later(2.5, setattr, client, "_piece_s", 2.5 * WRITE_S)
+        asyncio.get_running_loop().call_later(3.5, setattr, client, "_piece_s", 0.0)
+        await exchange.send_json(LARGE)
+
+    client.ask(answer)
+    assert (client.has_all, client.was_cut) == (True, False)
+
+
+def test_nothing_more_is_written_for_who_left() -> None:
+    client, told = Client(1.0), Told(LARGE)
+
+    async def answer(exchange: Exchange, data: bytes) -> None:
+        asyncio.get_running_loop().call_later(2.5, setattr, client, "is_there", False)
+        await told(exchange, data)
+
+    client.ask(answer)
+    assert isinstance(told.error, asyncio.CancelledError)
+    assert len(client.body) == 4 * PIECE_BYTES
+
+
+class Prompts:
+    """Vectors of many numbers, in a call whose end is kept."""
+
+    def __init__(self, seen: Callable[[], int]) -> None:
+        self.ended_at: int | None = None
+        self.error: DiptychError | None = None
+        self._seen = seen
+
+    @contextmanager
+    def answering(self, *given: object) -> Iterator[None]:
+        try:
+            yield
+        except DiptychError as error:
+            self.error = error
+            raise
+        finally:
+            self.ended_at = self._seen()
+
+    async def embed(self, call: None) -> Embeddings:
+        return Embeddings(((0.0,) * 100_000,), USAGE)
+
+
+@pytest.mark.parametrize("piece_s", [1.0, math.inf])
+def test_work_on_prompts_is_open_until_its_client_has_the_answer(piece_s: float) -> None:
+    client = Client(piece_s, b'{"model":"m","input":"a"}')
+    prompts = Prompts(lambda: len(client.sent))
+    client.ask(PromptRoutes(ADMISSION, cast(PromptAnswers, prompts)).embeddings)
+    assert prompts.ended_at == len(client.sent)
+    assert isinstance(prompts.error, SlowClientError) == client.was_cut == (piece_s == math.inf)
+
+
+class Unread:
+    """Gives up by itself before there is an answer."""
+
+    async def generate(self, *_: object, **__: object) -> AsyncGenerator[GenerationEvent, None]:
+        yield Started("r", "m", 0, ())
+        raise SlowClientError("the client left 9 responses unread")
+
+
+def test_a_generation_that_gave_up_before_it_was_written_says_why() -> None:
+    client = Client(1.0, b'{"model":"m","prompt":"p"}')
+    unread, writers = cast(Generator, Unread()), ChoicesWriters(COMPLETION)
+    client.ask(GenerationAnswers(ADMISSION, unread, read_completion, writers))
+    assert (client.sent[0]["status"], client.was_cut) == (408, False)
+    assert json.loads(client.body)["error"]["code"] == "client_too_slow"
+
+
+class Generating:
+    """One long text; keeps how its client's taking it ended."""
+
+    def __init__(self, seen: Callable[[], int]) -> None:
+        self.ended_at: int | None = None
+        self.error: DiptychError | None = None
+        self.is_whole = False
+        self._seen = seen
+
+    async def generate(
+        self, *_: object, is_whole: bool, **__: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.is_whole = is_whole
+        yield Started("r", "m", 0, ())
+        yield Delta("x" * (3 * PIECE_BYTES), [1], 0, [])
+        yield ChoiceFinished(FinishReason.LENGTH)
+        try:
+            yield Summary(USAGE, Timing())
+        except DiptychError as error:
+            self.error = error
+            raise
+        finally:
+            self.ended_at = self._seen()
+
+
+@pytest.mark.parametrize("piece_s", [1.0, math.inf])
+def test_a_generation_is_open_until_its_client_has_the_answer(piece_s: float) -> None:
+    client = Client(piece_s, b'{"model":"m","prompt":"p"}')
+    generating = Generating(lambda: len(client.sent))
+    writers = ChoicesWriters(COMPLETION)
+    client.ask(GenerationAnswers(ADMISSION, cast(Generator, generating), read_completion, writers))
+    assert generating.is_whole
+    assert generating.ended_at == len(client.sent)
+    assert isinstance(generating.error, SlowClientError) == client.was_cut == (piece_s == math.inf)

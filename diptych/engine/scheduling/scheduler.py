@@ -120,7 +120,7 @@ class Scheduler:
             max_model_len=config.max_model_len,
         )
         self._queues = Queues()
-        self._turns = Turns()
+        self._turns = Turns(config.max_batched_tokens)
         self._admission = Admission(
             self._queues,
             self._tables,

@@ -4,8 +4,9 @@ Routers let requests wait in fair turns, but what they have sent ahead waits her
 routers and of payers that sent much at once. So steps go to the tier that was given the fewest
 tokens of prompts, over its weight; within it to the payer that was given the fewest; and of a
 payer's own prompts to the first that came. Who comes back is lifted to the least of those that
-wait: idleness saves nothing up. Where all that waits is one payer's, that is first come, first
-served.
+wait: idleness saves nothing up. Who waits and could not be served, for it gave way or lacked
+blocks, is owed no more than two steps. Where all that waits is one payer's, that is first come,
+first served.
 
 Idea: virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", 2024.
 """
@@ -31,30 +32,35 @@ class _Given(Generic[K]):
     def note(self, waiting: Iterable[K]) -> None:
         """Of whom something waits now, of some at least: who comes back is lifted."""
         now, tokens = frozenset(waiting), self.tokens
-        if now != self._waiting:
-            stayed = [tokens[each] for each in now & self._waiting]
-            if stayed:
-                self._floor = max(self._floor, min(stayed))
-            for each in now - self._waiting:
-                tokens[each] = max(tokens.get(each, 0.0), self._floor)
-            self._waiting = now
-            if len(tokens) > len(now) + _MOST_IDLE:  # who has no more than it is lifted to
-                self.tokens = {
-                    each: given
-                    for each, given in tokens.items()
-                    if each in now or given > self._floor
-                }
-        self._floor = max(self._floor, min(self.tokens[each] for each in now))
+        stayed = [tokens[each] for each in now & self._waiting]
+        if stayed:
+            self._floor = max(self._floor, min(stayed))
+        for each in now:
+            tokens[each] = max(tokens.get(each, 0.0), self._floor)
+        self._waiting = now
+        if len(tokens) > len(now) + _MOST_IDLE:
+            self._forget()
 
-    def give(self, to: K, num: float) -> None:
-        """So much more."""
-        self.tokens[to] = self.tokens.get(to, self._floor) + num
+    def give(self, to: K, num: float, most_owed: float) -> None:
+        """So much more; who waits is no further behind than ``most_owed`` before it."""
+        before = self.tokens.get(to, self._floor)
+        self.tokens[to] = before + num
+        self._floor = max(self._floor, before - most_owed)
+
+    def _forget(self) -> None:
+        """Of the idle, who has no more than it is lifted to; of too many others, the least."""
+        tokens, waiting = self.tokens, self._waiting
+        idle = [each for each in tokens if each not in waiting and tokens[each] > self._floor]
+        idle.sort(key=lambda each: (tokens[each], each), reverse=True)
+        kept = waiting.union(idle[: _MOST_IDLE // 2])
+        self.tokens = {each: given for each, given in tokens.items() if each in kept}
 
 
 class Turns:
     """Counts what each payer, and each tier, was given. Owned by the scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_batched_tokens: int) -> None:
+        self._most_owed = max_batched_tokens  # before a step, and its own tokens after it
         self._tiers = _Given[int]()
         self._payers: dict[int, _Given[bytes]] = {}  # by tier
 
@@ -79,8 +85,9 @@ class Turns:
 
     def give(self, seq: Sequence, num_tokens: int) -> None:
         """A step computes so much of its prompt."""
-        self._tiers.give(seq.tier, num_tokens / seq.tier_weight)
-        self._payers.setdefault(seq.tier, _Given()).give(seq.payer, num_tokens)
+        weight, most_owed = seq.tier_weight, self._most_owed
+        self._tiers.give(seq.tier, num_tokens / weight, most_owed / weight)
+        self._payers.setdefault(seq.tier, _Given()).give(seq.payer, num_tokens, most_owed)
 
     def _by_tier(self, seqs: Collection[Sequence]) -> Iterator[Sequence]:
         by_tier: dict[int, list[Sequence]] = {}

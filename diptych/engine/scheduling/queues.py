@@ -25,9 +25,9 @@ _by_class_and_arrival = attrgetter("gives_way", "arrival")
 
 
 class GivingWay(NamedTuple):
-    """Of those that run or wait, the sequences that leave for others."""
+    """Of those that run or wait, the sequences that others need not wait for."""
 
-    num: int = 0
+    num: int = 0  # those included that have left, and wait for blocks behind all others
     num_blocks: int = 0  # that these hold; shared ones are counted for each
 
 
@@ -93,15 +93,15 @@ class Queues:
 
     def giving_way(self) -> list[Sequence]:
         """Those that leave for others, the last come first; nobody else reads their blocks."""
-        return sorted(self._leaving(), key=_by_arrival, reverse=True)
+        return sorted(filter(_may_leave, self._yielding()), key=_by_arrival, reverse=True)
 
     def count_giving_way(self) -> GivingWay:
-        """How many they are. O(runnable)."""
-        tables = [seq.block_table for seq in self._leaving()]
+        """How many those are, and how many have left. O(runnable)."""
+        tables = [seq.block_table for seq in self._yielding()]
         return GivingWay(len(tables), sum(map(len, tables)))
 
-    def _leaving(self) -> Iterator[Sequence]:
-        return (seq for seq in self.runnable if seq.gives_way and _may_leave(seq))
+    def _yielding(self) -> Iterator[Sequence]:
+        return (seq for seq in self.runnable if seq.gives_way and not seq.prefill_only)
 
     def _remove(self, seq: Sequence) -> None:
         if seq.state is SequenceState.WAITING:

@@ -242,6 +242,15 @@ def test_those_that_give_way_are_counted_with_their_blocks() -> None:
     assert scheduler.giving_way() == GivingWay(1, len(of_batch[1].block_table))
 
 
+def test_who_has_left_for_others_still_gives_way() -> None:
+    """It waits behind them: to those that come next its place is free."""
+    scheduler = make_scheduler(16)
+    first, last = (decoding(scheduler, each, yields=True, num_tokens=24) for each in (1, 2))
+    scheduler.reserve(reserved(20))
+    assert not last.block_table
+    assert scheduler.giving_way() == GivingWay(2, len(first.block_table))
+
+
 def test_nobody_leaves_where_too_few_blocks_would_come_of_it() -> None:
     scheduler = make_scheduler(16)
     decoding(scheduler, 1, yields=False, num_tokens=40)

@@ -141,7 +141,7 @@ class ResponseBuilder:
     ) -> bool:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
         before = self.num_output_tokens
-        if self._split is None:
+        if self._split is None or before < self._num_resumed:
             has_ended = self._add(token_ids, margins, logprobs)
         else:
             has_ended = self._add_singly(token_ids, margins, logprobs)
@@ -155,7 +155,7 @@ class ResponseBuilder:
         margins: Sequence[float],
         logprobs: Sequence[TokenLogprobs],
     ) -> bool:
-        """See ``_add``; so that each token's text is told apart."""
+        """See ``_add``; so that the text of each token that is sent is told apart."""
         for at in range(len(token_ids)):
             now = slice(at, at + 1)
             if self._add(token_ids[now], margins[now], logprobs[now]):

@@ -98,7 +98,8 @@ class Placing:
     @property
     def _is_bound(self) -> bool:
         """Whether it cannot begin anew with other weights."""
-        return self._keeps_model or bool(self._output.token_ids)
+        has_begun = bool(self._output.token_ids) or self._told.has_begun
+        return self._keeps_model or has_begun
 
     def _query(self) -> Query:
         return Query(

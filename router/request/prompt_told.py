@@ -32,6 +32,8 @@ class PromptTold:
     """
 
     def __init__(self, wanted: Wanted | None, sink: ToldSink) -> None:
+        self.has_begun = False
+        """Whether ``sink`` saw something, so that the rest has to be of the same weights."""
         self._wanted = wanted
         self._sink = sink
 
@@ -49,7 +51,7 @@ class PromptTold:
         if isinstance(part, prefill_pb2.PooledStates):
             if isinstance(wanted, WantedStates):
                 self._wanted = None
-                self._sink(part)
+                self._tell(part)
             return True
         return not isinstance(wanted, WantedLogprobs) or self._accept_next(wanted, part)
 
@@ -63,5 +65,9 @@ class PromptTold:
             fresh = part.logprobs[known : wanted.end_position - part.position]
             part = common_pb2.PromptLogprobs(position=wanted.first_position, logprobs=fresh)
         self._wanted = wanted._replace(first_position=part.position + len(part.logprobs))
-        self._sink(part)
+        self._tell(part)
         return True
+
+    def _tell(self, part: ToldPart) -> None:
+        self.has_begun = True
+        self._sink(part)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from diptych.errors import NoWorkerError
-from diptych.v1 import common_pb2
+from diptych.errors import ModelChangedError, NoWorkerError
+from diptych.v1 import common_pb2, prefill_pb2
 from router.generation.answer import KVPath
 from router.request import events
-from router.request.prompt_told import PromptTold, ToldPart, WantedLogprobs
+from router.request.prompt_told import PromptTold, ToldPart, WantedLogprobs, WantedStates
 from tests.unit.router.request.world import PROMPT, World, worker
 
 END = len(PROMPT)
@@ -78,6 +78,53 @@ def test_another_worker_tells_what_the_first_did_not() -> None:
     tell(world, 3, 3, 4)
     assert world.machine.untold is None
     assert told.values == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("served", ["a", "b"])
+def test_what_is_told_of_a_prompt_is_of_one_model(served: str) -> None:
+    """Of what the first worker told the next one is not asked again."""
+    world, told = world_that_tells()
+    world.accept()
+    tell(world, 1, 1, 2)
+    world.served = served
+    world.decodes.clear()
+    world.lose_reservation()
+    world.decodes.append("d2")
+    world.pump(room_made=True)
+    if served == "b":
+        assert isinstance(world.outcome, ModelChangedError)
+        assert told.values == [1, 2]
+        world.check_nothing_is_held()
+        return
+    world.accept()
+    tell(world, 3, 3, 4)
+    assert told.values == [1, 2, 3, 4]
+    assert world.machine.model_digest == "a"
+
+
+def test_before_any_of_a_prompt_is_told_others_may_tell_all_of_it() -> None:
+    world, told = world_that_tells()
+    world.accept()
+    world.served = "b"
+    world.decodes.clear()
+    world.lose_reservation()
+    world.decodes.append("d2")
+    world.pump(room_made=True)
+    world.accept()
+    tell(world, 1, 1, 2, 3, 4)
+    assert told.values == [1, 2, 3, 4]
+    assert world.machine.model_digest == "b"
+
+
+def test_a_prompt_of_which_nothing_is_wanted_has_no_begin() -> None:
+    told = Told()
+    state = PromptTold(None, told)
+    assert state.accept(part(1, 1))
+    assert not state.has_begun
+    state = PromptTold(WantedStates(common_pb2.POOLING_MEAN), lambda part: None)
+    assert not state.has_begun
+    assert state.accept(prefill_pb2.PooledStates(values=[1.0]))
+    assert state.has_begun
 
 
 def test_without_all_of_it_the_decode_worker_does_not_go_on_alone() -> None:

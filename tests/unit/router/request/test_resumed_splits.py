@@ -1,4 +1,4 @@
-"""What is resumed of an answer that is taken apart: as much work as its text, and no other state."""
+"""What is resumed of an answer that is taken apart: work for its text, and no other state."""
 
 from collections.abc import Sequence
 from itertools import count, pairwise
@@ -130,7 +130,7 @@ class Outcome:
 def test_what_follows_is_as_if_each_token_had_come_alone(
     tokenizer: Tokenizer, kind: str, text: str, cuts: list[int], share: float, is_bulk: bool
 ) -> None:
-    """Neither text nor thoughts nor calls are lost or said again, and tokens stay where they are."""
+    """Nothing is lost or said again, and tokens stay where they are."""
     ids = tokenizer.encode(text, add_special=False)[:200]
     num_resumed = int(share * len(ids))
     each = list(range(len(ids) + 1))

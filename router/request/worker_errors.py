@@ -40,9 +40,13 @@ def queue_timeout(retry_after_s: float) -> DiptychError:
 
 
 def model_changed(began: str, served: str) -> DiptychError:
-    """The output has tokens of other weights than all workers have that could go on with it."""
-    message = f"the answer began with other weights ({began}) than are served now ({served})"
-    return ModelChangedError(message)
+    """The answer is of other weights than all workers have that could go on with it.
+
+    ``served``, of which nothing may be cut off, comes before ``began``, which a client may have
+    written; empty: workers do not say what they have.
+    """
+    now = f"weights {served} are" if served else "it is not known which weights are"
+    return ModelChangedError(f"{now} served now; the answer began with other weights ({began})")
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:

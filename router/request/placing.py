@@ -33,11 +33,12 @@ class Placing:
         """``retry``, ``output`` and ``told`` are the machine's; they are only read here.
 
         ``first_token_due_s`` is when the first token is wanted, a moment of the clock;
-        ``model_digest`` of the weights that the output has to be of; empty: of any.
+        ``model_digest`` of the weights that the output has to be of; empty: of any. Whoever asks
+        named it: it is demanded of workers and never told as theirs.
         """
-        self.model_digest = model_digest
-        """Of the weights that the output is of, or that it was placed on; empty: unknown."""
-        self._keeps_model = bool(model_digest)
+        self.model_digest = ""
+        """Of the weights that it was placed on, as workers tell it; empty: unknown."""
+        self._demanded_digest = model_digest
         self._deps = deps
         self._told = told
         self._retry = retry
@@ -62,28 +63,33 @@ class Placing:
     ) -> Placement | None:
         """The best placement there is now; what is given is held already and stays.
 
-        With nothing held, only where ``error_if_changed`` has no error.
+        With nothing held, only where ``error_if_changed`` has no error; of weights that are
+        demanded there is none before it is known what is served.
         """
         holds_none = on_prefill is None and on_reservation is None
         assert not holds_none or self.error_if_changed() is None, "other weights are served"
+        served = self._deps.model_digest()
+        if holds_none and self._demanded_digest and not served:
+            return None
         query = replace(self._query(), on_prefill=on_prefill)
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
         placement = self._deps.place(query)
         self._was_placed |= placement is not None
         if placement is not None and holds_none:
-            served = self._deps.model_digest()
-            if served or not self._is_bound:
-                self.model_digest = served
+            self.model_digest = served or self._own_digest
         return placement
 
     def error_if_changed(self) -> DiptychError | None:
-        """What one is told whose output began with other weights than are served; None: it did not.
+        """What one is told that began with other weights than are served; None: it did not.
 
-        What is held goes on, on its own worker, which has the weights that it had.
+        What is held goes on, on its own worker, which has the weights that it had. Workers that
+        do not say what they have are not those that were demanded.
         """
-        began, served = self.model_digest, self._deps.model_digest()
-        if not self._is_bound or not began or not served or began == served:
+        began, served = self._own_digest, self._deps.model_digest()
+        if not began or began == served:
+            return None
+        if not served and not (self._demanded_digest and self._deps.has_workers()):
             return None
         return worker_errors.model_changed(began, served)
 
@@ -92,14 +98,14 @@ class Placing:
 
         Whoever has the first token, all are of these from now on.
         """
-        self._keeps_model = True
-        return self.model_digest
+        self._demanded_digest = self._own_digest or self.model_digest
+        return self._demanded_digest
 
     @property
-    def _is_bound(self) -> bool:
-        """Whether it cannot begin anew with other weights."""
+    def _own_digest(self) -> str:
+        """Of the weights without which it cannot go on; empty: it may be of any."""
         has_begun = bool(self._output.token_ids) or self._told.has_begun
-        return self._keeps_model or has_begun
+        return self._demanded_digest or (self.model_digest if has_begun else "")
 
     def _query(self) -> Query:
         return Query(

@@ -96,14 +96,31 @@ def test_what_is_resumed_asks_no_worker_with_other_weights() -> None:
 
 
 def test_what_is_resumed_waits_until_it_is_known_what_is_served() -> None:
-    world = World(resumed=(20, 21), model_digest="b")
-    world.served, world.is_full = "", True
+    world = World(prefills=(), resumed=(20, 21), model_digest="b")
+    world.served = ""
     world.begin()
     assert world.queued
-    world.served, world.is_full = "b", False
+    assert world.machine.model_digest == "", "nobody but its client says so"
+    world.served, world.prefills = "b", ["p1"]
     world.pump(room_made=True)
     assert world.lease.num_emitted == 2
     assert world.machine.model_digest == "b"
+
+
+def test_what_is_resumed_is_not_placed_on_workers_that_do_not_say_what_they_have() -> None:
+    """They may have anything."""
+    world = World(resumed=(20,), model_digest="a")
+    world.served = ""
+    assert changed(world.begin())
+    assert world.num_asked == 0
+    assert world.machine.model_digest == ""
+
+
+def test_a_digest_that_a_client_names_is_not_told_back() -> None:
+    """Its answer is whole, so that no weights are asked."""
+    world = World(max_tokens=2, resumed=(20, 21), model_digest="c").begin()
+    assert world.outcome == LENGTH
+    assert world.machine.model_digest == ""
 
 
 def test_what_is_resumed_without_a_digest_is_of_what_it_was_placed_on() -> None:
@@ -132,13 +149,22 @@ def test_what_other_choices_begin_with_is_kept_to_by_the_first() -> None:
     world = World(prefills=("p1", "p2", "p3")).begin()
     world.bind()
     assert world.machine.keep_model() == "a"
-    world.served = ""
     world.lose_lease()
     assert world.lease.worker != worker("p1")
     assert world.machine.model_digest == "a"
     world.served = "b"
     world.lose_lease()
     assert changed(world)
+
+
+def test_what_other_choices_begin_with_is_not_forgotten_where_workers_do_not_say_theirs() -> None:
+    world = World().begin()
+    world.bind()
+    world.machine.keep_model()
+    world.served = ""
+    world.lose_lease()
+    assert changed(world)
+    assert world.machine.model_digest == "a"
 
 
 def test_of_an_answer_that_nobody_may_go_on_with_no_worker_is_forgiven() -> None:

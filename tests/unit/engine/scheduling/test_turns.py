@@ -256,3 +256,24 @@ def test_payers_come_and_go_and_few_are_known(seed: int, waits: bool) -> None:
             present.pop(rng.randrange(len(present)))
         known = [len(each.tokens) for each in turns._payers.values()]
         assert max(known) <= 1024 + len(present) + 2
+
+
+@pytest.mark.parametrize("num_steps", [1, 10])
+def test_however_many_come_pass_nobody_for_long(num_steps: int) -> None:
+    """A payer with each step, all of them lifted to what those have that wait."""
+    worker, first = Worker(), prompt(b"first", num_steps * STEP)
+    worker.add(first, prompt(b"second"))
+    for number in range(10 * num_steps):  # as many wait as come: its share gets ever less
+        worker.step()
+        worker.add(prompt(b"%d" % number))
+    assert first in worker.ended
+
+
+def test_whoever_comes_passes_a_flood() -> None:
+    worker = Worker()
+    worker.add(*(prompt(b"flood") for _ in range(20)))
+    for _ in range(5):
+        worker.step()
+        worker.add(light := prompt(b"light"))
+        worker.step()
+        assert worker.ended[-1] is light

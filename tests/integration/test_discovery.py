@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import dns.message
 import dns.rcode
@@ -12,6 +13,7 @@ import dns.rdatatype
 import dns.rrset
 import grpc
 import pytest
+from dns.asyncresolver import Resolver
 
 from diptych.rpc.channel import open_channel
 from router.app import serve
@@ -169,3 +171,28 @@ async def test_what_a_server_says_of_names() -> None:
         server.is_broken = True
         with pytest.raises(NoAnswerError):
             await lookup("six.test:1")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_who_is_told_to_end_while_an_answer_comes_ends(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """As ``asyncio.wait_for`` of CPython 3.11 does, by which the library waits."""
+    resolve = Resolver.resolve
+
+    async def finish(self: Resolver, *args: Any, **options: Any) -> Any:
+        asked = asyncio.get_running_loop().create_task(resolve(self, *args, **options))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            return await asked
+
+    monkeypatch.setattr(Resolver, "resolve", finish)
+    async with name_server() as (server, address):
+        server.records["six.test", "A"] = ["10.0.0.1"]
+        server.is_broken = is_broken
+        asking = asyncio.get_running_loop().create_task(DnsLookup(address)("six.test:1"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking

@@ -40,7 +40,7 @@ from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
-from router.request.dispatch import Services, Spawn
+from router.request.services import Services, Spawn
 from router.telemetry import Telemetry
 from router.tenant_metrics import TenantMetrics
 from router.ways_in import (

@@ -16,7 +16,7 @@ from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
-from router.placement.spare import BATCH_YIELDS_S, gives_way, seen_by
+from router.placement.spare import BATCH_SPARE_ONLY_S, seen_by, will_yield
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.request import worker_errors
 from router.request.placing import ASK_AGAIN_S
@@ -146,7 +146,7 @@ class Journey:
         placement = ordered(placement, snapshot)
         if placement is not None and not self._was_placed:
             others_wait = self._router.room.has_others_than(self.request.request_class)
-            yields = gives_way(query, others_wait=others_wait)
+            yields = will_yield(query, others_wait=others_wait)
             self.request = self.request._replace(yields=yields)
             self._was_placed = True
         return placement
@@ -165,14 +165,14 @@ class Journey:
             objectives=wanted,
             payer=request.payer,
             is_batch=request.request_class is RequestClass.BATCH,
-            yields=self._yields(),
+            takes_spare_only=self._takes_spare_only(),
             may_refuse=request.may_refuse and not self._was_placed,
         )
 
-    def _yields(self) -> bool:
+    def _takes_spare_only(self) -> bool:
         """As the router's placing."""
         is_batch = self.request.request_class is RequestClass.BATCH
-        until_s = self.request.due_s + BATCH_YIELDS_S
+        until_s = self.request.due_s + BATCH_SPARE_ONLY_S
         return is_batch and not self._was_placed and self._agenda.now_s < until_s
 
     def _open(self, placement: Placement) -> None:
@@ -190,8 +190,8 @@ class Journey:
         self.charged_s = turn.cost_s
         self._router.room.enter(self, front=front, turn=turn)
         self._tick_when_due()
-        if self._yields():
-            due_s = self.request.due_s + BATCH_YIELDS_S
+        if self._takes_spare_only():
+            due_s = self.request.due_s + BATCH_SPARE_ONLY_S
             self._agenda.at(due_s, self._router.room.pump_soon)
 
     def _turn(self) -> Turn:

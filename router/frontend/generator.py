@@ -27,9 +27,9 @@ from router.generation.request import ChatPrompt, GenerationRequest
 from router.placement.types import WorkerId
 from router.request.best_choices import BestChoices
 from router.request.choices import Choices
-from router.request.dispatch import Services
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
+from router.request.services import Services
 from router.request.session import Session
 from router.telemetry import RequestObserver, Telemetry
 

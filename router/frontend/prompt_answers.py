@@ -28,8 +28,8 @@ from router.generation.prompt_work import (
     Scores,
 )
 from router.generation.request import GenerationRequest, Prompt, TextPrompt
-from router.request.dispatch import Services
 from router.request.prompt_told import WantedLogprobs, WantedStates
+from router.request.services import Services
 from router.telemetry import RequestObserver, Telemetry
 
 MAX_INPUTS = 2048

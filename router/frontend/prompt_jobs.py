@@ -11,12 +11,12 @@ from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.placement.claim import Claim
-from router.request.dispatch import Services
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Observer
 from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
+from router.request.services import Services
 from router.request.session import Session
 
 _MAX_AT_ONCE = 16  # of one call: enough to fill steps, and not the queue

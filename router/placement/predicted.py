@@ -1,6 +1,5 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -30,15 +29,14 @@ from router.placement.glance import (
 )
 from router.placement.loss import (
     NO_TOLL,
-    NOTHING_PROMISED,
     Bystanders,
     Consequences,
-    Promised,
     Toll,
 )
 from router.placement.parting import Parting, Parts
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
+from router.placement.promises import Promises
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -137,34 +135,22 @@ class Predicted:
         self._parting = Parting()
         self._overhead_s = 0.0
         self._num_refused = 0  # since one was placed or tried, or a first token came
-        self._paces: dict[WorkerId, Counter[float | None]] = {}  # of our sequences, as promised
-        self._promised: dict[WorkerId, Promised] = {}
+        self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
         self.has_declined = False  # see Policy
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._plain.forget(worker)
-        self._paces.pop(worker, None)
-        self._promised.pop(worker, None)
+        self._promises.forget(worker)
 
     def began(self, worker: WorkerId, tpot_s: float | None) -> None:
         """See :class:`router.placement.types.Policy`."""
-        paces = self._paces.setdefault(worker, Counter())
-        paces[tpot_s] += 1
-        self._promised[worker] = _promised(paces)
+        self._promises.began(worker, tpot_s)
 
     def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
         """See :class:`router.placement.types.Policy`."""
-        paces = self._paces.get(worker)
-        if paces is None or not paces[tpot_s]:
-            return
-        paces[tpot_s] -= 1
-        if not paces[tpot_s]:
-            del paces[tpot_s]
-        self._promised[worker] = _promised(paces)
-        if not paces:
-            del self._paces[worker], self._promised[worker]
+        self._promises.ended(worker, tpot_s)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
@@ -347,7 +333,7 @@ class Predicted:
             toll, against = NO_TOLL, 0.0
             if running is not None:
                 there = running._replace(after=running.before)
-                stalled_s, promised = _stalled_s(computed, running), self._promised_on(view.worker)
+                stalled_s, promised = _stalled_s(computed, running), self._promises.on(view.worker)
                 toll = _toll(query, Bystanders(there, stalled_s, promised))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead_s)
@@ -357,7 +343,7 @@ class Predicted:
     def _target(
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
     ) -> _Target:
-        toll = _toll(query, Bystanders(pace, promised=self._promised_on(view.worker)))
+        toll = _toll(query, Bystanders(pace, promised=self._promises.on(view.worker)))
         against = _ASTRAY * (view.worker in parts.computing)
         num_missing = self._plain.num_missing(query, view.worker)
         rest_s = pace.before.expected_s if pace.num_rows else 0.0
@@ -382,7 +368,7 @@ class Predicted:
         if computed is None:
             return None
         first = computed.first_token.later(self._overhead_s)
-        promised = self._promised_on(view.worker)
+        promised = self._promises.on(view.worker)
         toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
         come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
         is_astray = view.worker in parts.computing
@@ -415,9 +401,6 @@ class Predicted:
             missed.num_barring,
         )
         return loss, candidate
-
-    def _promised_on(self, worker: WorkerId) -> Promised:
-        return self._promised.get(worker, NOTHING_PROMISED)
 
     def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
@@ -458,11 +441,6 @@ def _is_plain(query: Query, snapshot: Snapshot) -> bool:
     """Whether it is a placement of which nothing is foretold."""
     bound = not query.is_fresh or query.prefill_alone or query.beside is not None
     return bound or (snapshot.has_prefill_pool and not snapshot.prefill)
-
-
-def _promised(paces: Counter[float | None]) -> Promised:
-    paced = {pace_s: num for pace_s, num in paces.items() if pace_s is not None}
-    return Promised(paces.total(), sum(paced.values()), min(paced, default=0.0))
 
 
 def _aimless(query: Query) -> Query:

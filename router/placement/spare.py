@@ -13,7 +13,7 @@ from typing import Final
 
 from router.placement.types import DecodeView, PrefillView, Query, Snapshot, WorkerId
 
-BATCH_YIELDS_S: Final = 10.0  # after which a batch request takes its turn like any other
+BATCH_SPARE_ONLY_S: Final = 10.0  # after which a batch request takes its turn like any other
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes
 _SHORT_S: Final = 0.1  # that computing a prompt takes which decode workers may compute any time
 _KEPT_FREE: Final = 4  # one in so many, of sequences and of blocks
@@ -21,16 +21,16 @@ _KEPT_FREE: Final = 4  # one in so many, of sequences and of blocks
 
 def seen_by(query: Query, snapshot: Snapshot) -> Snapshot:
     """The workers as who asks may use them: sequences of a batch leave for those of no batch."""
-    if query.yields:
+    if query.takes_spare_only:
         return _spare(query, snapshot)
     if not query.is_batch or not any(view.num_giving_way for view in snapshot.decode):
         return snapshot
     return replace(snapshot, decode=tuple(map(_keeping_all, snapshot.decode)))
 
 
-def gives_way(query: Query, *, others_wait: bool) -> bool:
+def will_yield(query: Query, *, others_wait: bool) -> bool:
     """Whether it leaves again for others, if it is placed now: but for what its share is."""
-    return query.is_batch and (query.yields or not others_wait)
+    return query.is_batch and (query.takes_spare_only or not others_wait)
 
 
 def _spare(query: Query, snapshot: Snapshot) -> Snapshot:

@@ -210,7 +210,7 @@ class Query:
     num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
     payer: bytes = b""  # by which workers know whose turn it is
     is_batch: bool = False  # nobody leaves for it
-    yields: bool = False  # and it takes no room that others may want at any moment
+    takes_spare_only: bool = False  # and it takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":

@@ -22,7 +22,7 @@ class RequestDeps:
     draw: Callable[[], float] = lambda: 0.5  # at random, from 0 to 1: spreads pauses
     allow_recompute: bool = True
     model_digest: Callable[[], str] = lambda: ""  # of what all workers have that are placed on now
-    yields_s: float = 0.0  # since it first asks: so long it takes no room that others may want
+    spare_only_s: float = 0.0  # since it first asks: so long it takes no room that others may want
     # Whether the objectives of a request, which comes just now or waits already, are lost; None:
     # nothing is refused for that.
     foresee: Callable[[Query, bool], Unreachable | None] | None = None

@@ -1,61 +1,34 @@
 """Sends one request's actions to workers: streams of leases, commands about reservations."""
 
-import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from diptych.block_hash import block_keys
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
-from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
-from router.config import RouterConfig
-from router.generation.answer import Usage
 from router.placement.eligible import ordered
-from router.placement.engine_seconds import EngineRates, RecentRates
-from router.placement.fair_queue import Turn
-from router.placement.output_lengths import OutputLengths
-from router.placement.spare import gives_way, seen_by
+from router.placement.spare import seen_by, will_yield
 from router.placement.types import (
     DecodeOnly,
     Forecast,
-    Objectives,
     Paired,
     Placement,
-    Policy,
     Query,
-    Seen,
     Unreachable,
     Why,
     WorkerId,
 )
-from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
 from router.request.observer import Observer, Waits
 from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
-
-Spawn = Callable[[Coroutine[Any, Any, None], str], None]
-"""Runs a task, by that name, that outlives the session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What all sessions of a router share."""
-
-    config: RouterConfig
-    cluster: Cluster
-    policy: Policy
-    room: WaitingRoom
-    lengths: OutputLengths
-    rates: RecentRates = field(default_factory=lambda: RecentRates(time.monotonic))
-    incarnation: str
-    sequence_ids: Iterator[int]
-    spawn: Spawn
+from router.request.services import Services
+from router.request.terms import Terms
 
 
 class _Foretold(NamedTuple):
@@ -91,6 +64,7 @@ class Dispatch:
         self,
         request_id: str,
         request: ResolvedRequest,
+        terms: Terms,
         services: Services,
         observer: Observer,
         beside: WorkerId | None = None,
@@ -99,7 +73,7 @@ class Dispatch:
         self._beside = beside
         self._request_id = request_id
         self._request = request
-        self._came_s = time.monotonic()
+        self._terms = terms
         self._sampling = request.sampling.to_proto()
         self._services = services
         self._observer = observer
@@ -108,7 +82,6 @@ class Dispatch:
         self._expecting: set[int] = set()  # sequences that started, until a first token
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
-        self._rates = EngineRates()
         self.is_held = False  # not for want of room: some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
         self._in_order: Paired | None = None  # placed newly, not all of which was asked for
@@ -130,7 +103,7 @@ class Dispatch:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
         elif self._yields is None:
             others_wait = self._services.room.has_others_than(self._request.claim.request_class)
-            self._yields = gives_way(query, others_wait=others_wait)
+            self._yields = will_yield(query, others_wait=others_wait)
         if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):
             return placement
         if placement is not None and self._observer.is_traced:
@@ -158,7 +131,7 @@ class Dispatch:
             if snapshot.has_room_for((self._request.claim.payer,)):
                 return None
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
-            wait_s = services.room.ahead_s(self.turn()) / num_engines
+            wait_s = services.room.ahead_s(self._terms.turn()) / num_engines
         return services.policy.foresee(self._whole(query), snapshot, wait_s)
 
     def _whole(self, query: Query) -> Query:
@@ -174,8 +147,8 @@ class Dispatch:
             beside=self._beside,
             payer=self._request.claim.payer,
             is_batch=self._request.claim.is_batch,
-            objectives=self._objectives(),
-            num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
+            objectives=self._terms.objectives(),
+            num_output_tokens=self._terms.num_expected(query.num_max_tokens - query.num_tokens),
         )
 
     def waits(self) -> None:
@@ -184,67 +157,6 @@ class Dispatch:
             self._observer.waits(Waits.ROOM)
         elif self._services.room.num_waiting:
             self._observer.waits(Waits.TURN)
-
-    def turn(self) -> Turn:
-        """What the request waits by, and is charged when it is placed."""
-        claim, shape = self._request.claim, self._request.shape
-        self._rates = self._services.rates.of(self._services.cluster.snapshot())
-        num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
-        latest_start_s = None
-        if due_s is not None and self._services.config.puts_hopeless_last:
-            latest_start_s = due_s - self._rates.cost_s(num_prompt, 0)
-        return Turn(
-            claim.request_class,
-            claim.tenant,
-            self._rates.cost_s(num_prompt, self._expected(shape.max_tokens)),
-            due_s,
-            latest_start_s,
-            self._rates.cost_s(num_prompt, 0),
-            math.inf if claim.tpot_s is None else claim.tpot_s,
-        )
-
-    def used_s(self, usage: Usage) -> float:
-        """What it took of the engines, by the tokens that it turned out to have."""
-        num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
-        return self._rates.cost_s(num_computed, max(0, usage.num_new_tokens))
-
-    def finished(self, usage: Usage) -> None:
-        """Its answer is whole: others' may be as long."""
-        claim = self._request.claim
-        if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
-            self._services.lengths.learn(claim.request_class, claim.tenant, usage.num_output_tokens)
-
-    def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
-        """Its answer is whole, with tokens at these moments; or, without any, it failed."""
-        num_gaps = usage.num_new_tokens - 1
-        has_pace = first_s is not None and num_gaps > 0
-        seen = Seen(
-            self._came_s,
-            time.monotonic(),
-            max(1, usage.num_prompt_tokens - usage.num_cached_tokens),
-            self._objectives_then(),
-            None if first_s is None else first_s - self._came_s,
-            (last_s - first_s) / num_gaps if first_s is not None and has_pace else None,
-        )
-        self._services.policy.ended_as(seen)
-
-    def _objectives_then(self) -> Objectives:
-        claim = self._request.claim
-        due_s = claim.first_token_due_s
-        return Objectives(None if due_s is None else due_s - self._came_s, claim.tpot_s)
-
-    def _expected(self, at_most: int) -> int:
-        """Tokens that are still to come."""
-        claim = self._request.claim
-        return self._services.lengths.expected(claim.request_class, claim.tenant, at_most)
-
-    def _objectives(self) -> Objectives:
-        """What is left of them, now that the request has waited."""
-        claim = self._request.claim
-        due_s = claim.first_token_due_s
-        if due_s is None:
-            return Objectives(None, claim.tpot_s)
-        return Objectives(due_s - time.monotonic(), claim.tpot_s, due_s - self._came_s)
 
     def is_beside(self, worker: WorkerId | None, why: Why) -> bool:
         """Whether it shares another choice's blocks there, so that its own way is none to tell."""

@@ -44,7 +44,7 @@ class Placing:
         self._retry = retry
         self._output = output
         self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
-        self._yields_until_s: float | None = None  # once it asked
+        self._spare_only_until_s: float | None = None  # once it asked
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
         """When one that still waits is to be judged, once; None: never."""
         self.ask_again_at_s: float | None = None
@@ -115,7 +115,7 @@ class Placing:
             failed_pairs=frozenset(self._retry.failed_pairs),
             refused=frozenset(self._retry.refused),
             needs_prefill=self.needs_prefill,
-            yields=self._yields(),
+            takes_spare_only=self._takes_spare_only(),
             may_refuse=self._may_refuse,
         )
 
@@ -131,18 +131,18 @@ class Placing:
         found = self.ask() or self._error_if_unreachable(is_new=False)
         if found is None and self._may_refuse:
             self.ask_again_at_s = self._deps.clock() + ASK_AGAIN_S
-        elif found is None and self._yields():
-            self.ask_again_at_s = self._yields_until_s
+        elif found is None and self._takes_spare_only():
+            self.ask_again_at_s = self._spare_only_until_s
         return found
 
-    def _yields(self) -> bool:
+    def _takes_spare_only(self) -> bool:
         """Whether it still leaves room to others; nobody does who was placed once."""
-        if self._was_placed or not self._deps.yields_s:
+        if self._was_placed or not self._deps.spare_only_s:
             return False
         now = self._deps.clock()
-        if self._yields_until_s is None:
-            self._yields_until_s = now + self._deps.yields_s
-        return now < self._yields_until_s
+        if self._spare_only_until_s is None:
+            self._spare_only_until_s = now + self._deps.spare_only_s
+        return now < self._spare_only_until_s
 
     def error_before_asking(self, *, is_new: bool) -> DiptychError | None:
         """What one is told who need not ask at all; None: it may ask, or wait for its turn.

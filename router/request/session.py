@@ -21,22 +21,23 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.finish_reason import FinishReason
-from diptych.request_class import RequestClass
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Outlet, Timing, Usage
-from router.placement.spare import BATCH_YIELDS_S
+from router.placement.spare import BATCH_SPARE_ONLY_S
 from router.placement.types import WorkerId
 from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps
-from router.request.dispatch import Dispatch, Services
+from router.request.dispatch import Dispatch
 from router.request.events import Event
 from router.request.machine import RequestMachine
 from router.request.observer import Observer
 from router.request.request_state import RequestState
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
+from router.request.services import Services
+from router.request.terms import Terms
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Session:
         self._services = services
         self._config = services.config
         self._loop = asyncio.get_running_loop()
-        self._dispatch = Dispatch(request_id, request, services, observer, beside)
+        self._terms = Terms(request, services)
+        self._dispatch = Dispatch(request_id, request, self._terms, services, observer, beside)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._waiter: asyncio.Future[None] | None = None  # of who asked for more output
@@ -105,7 +107,7 @@ class Session:
             draw=random.random,
             allow_recompute=self._config.allow_recompute,
             model_digest=lambda: services.cluster.model_digest,
-            yields_s=BATCH_YIELDS_S if request.claim.request_class is RequestClass.BATCH else 0.0,
+            spare_only_s=BATCH_SPARE_ONLY_S if request.claim.is_batch else 0.0,
         )
         self._machine = RequestMachine(
             request.shape,
@@ -326,7 +328,7 @@ class Session:
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
                 self._dispatch.waits()
-                self._services.room.enter(self, front=action.front, turn=self._dispatch.turn())
+                self._services.room.enter(self, front=action.front, turn=self._terms.turn())
             case actions.Dequeue():
                 room = self._services.room
                 (room.take if action.is_placed else room.stop_waiting)(self)
@@ -336,15 +338,15 @@ class Session:
                 self._services.room.pump_soon()
             case actions.Finish():
                 self._finish_reason = FinishReason(action.reason)
-                self._dispatch.finished(self.usage)
+                self._terms.finished(self.usage)
                 moments = self._answer.moments
                 last_s = moments.last_token_s or 0.0
-                self._dispatch.ended(self.usage, moments.first_token_s, last_s)
+                self._terms.ended(self.usage, moments.first_token_s, last_s)
                 self._end()
             case actions.Fail():
                 self._error = action.error
                 if not isinstance(action.error, _NOT_BY_PLACEMENT):
-                    self._dispatch.ended(self.usage)
+                    self._terms.ended(self.usage)
                 self._observer.failed(action.error)
                 self._on_failed()
                 self._end()
@@ -352,7 +354,7 @@ class Session:
 
     def _leave(self) -> None:
         """Idempotent: what it took counts as it is the first time."""
-        self._services.room.leave(self, self._dispatch.used_s(self.usage))
+        self._services.room.leave(self, self._terms.used_s(self.usage))
 
     def _end(self) -> None:
         self._leave()

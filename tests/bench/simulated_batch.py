@@ -82,7 +82,7 @@ def p95_s(run: Run) -> float:
 def figures(case: Case) -> str:
     """One line."""
     alone = case.run(BatchLoad())
-    with patch.object(journey, "BATCH_YIELDS_S", 0.0):
+    with patch.object(journey, "BATCH_SPARE_ONLY_S", 0.0):
         as_any = case.run(case.batch)
     beside = case.run(case.batch)
     length_s = case.duration_s + _DRAIN_S

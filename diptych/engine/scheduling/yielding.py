@@ -18,7 +18,7 @@ from typing import Final
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.step_model import StepModel, StepWork
 
-MOST_PASSED_S: Final = 10.0  # as router.placement.spare.BATCH_YIELDS_S
+MOST_PASSED_S: Final = 10.0  # as router.placement.spare.BATCH_SPARE_ONLY_S
 MOST_PREEMPTIONS: Final = 3
 QUIET_S: Final = 30.0  # without others, after which steps are as large as any
 _MOST_S: Final = 0.05  # that a step takes beside which others may come

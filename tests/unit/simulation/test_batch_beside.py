@@ -76,7 +76,7 @@ def test_first_tokens_come_as_soon_beside_a_batch(placement: str) -> None:
 
 
 def test_beside_one_that_takes_what_there_is_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journey, "BATCH_YIELDS_S", 0.0)
+    monkeypatch.setattr(journey, "BATCH_SPARE_ONLY_S", 0.0)
     alone_s = p95_s(run_of(NONE, length_s=40.0))
     passed_s = p95_s(run_of(LINES, length_s=40.0))
     monkeypatch.setattr(Sequence, "gives_way", False)
@@ -112,7 +112,7 @@ def all_as_a_batch(query: Query, snapshot: Snapshot) -> Snapshot:
 
 def test_a_full_decode_worker_is_not_full_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch has waited for long and taken every place; its sequences leave theirs."""
-    monkeypatch.setattr(journey, "BATCH_YIELDS_S", 0.0)
+    monkeypatch.setattr(journey, "BATCH_SPARE_ONLY_S", 0.0)
     lines = BatchLoad(num_at_once=48, num_prompt_tokens=60, num_output_tokens=120)
     alone_s = p95_s(run_of(NONE, length_s=40.0, num_each=1))
     beside_s = p95_s(run_of(lines, length_s=40.0, num_each=1))

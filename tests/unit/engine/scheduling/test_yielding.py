@@ -16,7 +16,7 @@ from diptych.engine.scheduling.yielding import (
 )
 from diptych.errors import BlocksComingError, BlocksExhaustedError
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
-from router.placement.spare import BATCH_YIELDS_S
+from router.placement.spare import BATCH_SPARE_ONLY_S
 from tests.unit.engine.scheduling.steps import (
     make_scheduler,
     make_sequence,
@@ -126,7 +126,7 @@ def test_only_who_is_passed_by_on_end_ages() -> None:
 
 
 def test_a_worker_passes_by_as_long_as_a_router() -> None:
-    assert MOST_PASSED_S == BATCH_YIELDS_S
+    assert MOST_PASSED_S == BATCH_SPARE_ONLY_S
 
 
 def test_steps_are_as_large_as_any_where_nobody_else_comes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.spare import gives_way, seen_by
+from router.placement.spare import seen_by, will_yield
 from router.placement.types import (
     DecodeOnly,
     EngineView,
@@ -21,7 +21,7 @@ from router.placement.types import (
 from tests.unit.router.placement.test_policy import D1, P1, view_d, view_p
 
 QUERY = Query(num_tokens=130, num_max_tokens=200)
-BATCH = dataclasses.replace(QUERY, is_batch=True, yields=True)
+BATCH = dataclasses.replace(QUERY, is_batch=True, takes_spare_only=True)
 NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
 
 
@@ -87,21 +87,21 @@ def test_a_quarter_of_the_blocks_too(
 
 
 @pytest.mark.parametrize(
-    ("is_batch", "yields", "is_placed"),
+    ("is_batch", "takes_spare_only", "is_placed"),
     [(False, False, True), (True, False, False), (True, True, False)],
 )
 def test_sequences_of_a_batch_leave_for_those_of_no_batch(
-    is_batch: bool, yields: bool, is_placed: bool
+    is_batch: bool, takes_spare_only: bool, is_placed: bool
 ) -> None:
     full = view_d(D1, 8, max_num_seqs=8, num_giving_way=3)
-    query = dataclasses.replace(QUERY, is_batch=is_batch, yields=yields)
+    query = dataclasses.replace(QUERY, is_batch=is_batch, takes_spare_only=takes_spare_only)
     snapshot = Snapshot((view_p(P1),), (full,))
     found = policy().place(query, seen_by(query, snapshot))
     assert found == (Paired(P1, D1) if is_placed else None)
 
 
 @pytest.mark.parametrize(
-    ("is_batch", "yields", "others_wait", "leaves"),
+    ("is_batch", "takes_spare_only", "others_wait", "leaves"),
     [
         (False, False, False, False),
         (True, True, True, True),  # it waits for room that nobody wants
@@ -110,10 +110,10 @@ def test_sequences_of_a_batch_leave_for_those_of_no_batch(
     ],
 )
 def test_a_batch_keeps_what_it_takes_in_its_turn(
-    is_batch: bool, yields: bool, others_wait: bool, leaves: bool
+    is_batch: bool, takes_spare_only: bool, others_wait: bool, leaves: bool
 ) -> None:
-    query = dataclasses.replace(QUERY, is_batch=is_batch, yields=yields)
-    assert gives_way(query, others_wait=others_wait) == leaves
+    query = dataclasses.replace(QUERY, is_batch=is_batch, takes_spare_only=takes_spare_only)
+    assert will_yield(query, others_wait=others_wait) == leaves
 
 
 def test_blocks_of_who_gives_way_count_for_those_of_no_batch() -> None:

@@ -32,10 +32,12 @@ from router.placement.types import (
 )
 from router.placement.waiting_room import WaitingRoom
 from router.request.actions import Retry
-from router.request.dispatch import Dispatch, Services
+from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Waits
 from router.request.resolved import ResolvedRequest
+from router.request.services import Services
+from router.request.terms import Terms
 from tests.told_caches import whole
 
 PROMPT = tuple(range(40))
@@ -104,13 +106,14 @@ class World:
 
     def request(self, prompt: tuple[int, ...] = PROMPT, claim: Claim = NO_CLAIM) -> Dispatch:
         """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
-        shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
-        sampling = SamplingParams(max_tokens=4)
-        request = ResolvedRequest(shape=shape, sampling=sampling, claim=claim)
-        dispatch = Dispatch("r", request, self.services, Untraced())
+        dispatch = self.dispatch(resolved(prompt, claim, max_tokens=4))
         dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
         self.keys = dispatch._keys or ()
         return dispatch
+
+    def dispatch(self, request: ResolvedRequest) -> Dispatch:
+        terms = Terms(request, self.services)
+        return Dispatch("r", request, terms, self.services, Untraced())
 
     def num_believed(self, worker: WorkerId) -> int:
         return self.cache.num_hit_blocks(worker.incarnation, self.keys)
@@ -167,3 +170,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> World:
     world.tells(PREFILL)
     world.tells(DECODE)
     return world
+
+
+def resolved(
+    prompt: tuple[int, ...] = PROMPT, claim: Claim = NO_CLAIM, *, max_tokens: int
+) -> ResolvedRequest:
+    shape = RequestShape(prompt_ids=prompt, max_tokens=max_tokens, stop_token_ids=frozenset())
+    return ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=max_tokens), claim=claim)

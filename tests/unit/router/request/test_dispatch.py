@@ -21,10 +21,8 @@ from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2
 from router.config import RouterConfig
-from router.generation.answer import Usage
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
-from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
@@ -57,6 +55,7 @@ from tests.unit.router.request.dispatch_world import (
     Untraced,
     World,
     opened,
+    resolved,
 )
 
 LOST = Unreachable("too late", 2.0)
@@ -263,45 +262,8 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
     session.close()
 
 
-def made(world: World, claim: Claim, max_tokens: int = 50) -> Dispatch:
-    shape = RequestShape(prompt_ids=PROMPT, max_tokens=max_tokens, stop_token_ids=frozenset())
-    sampling = SamplingParams(max_tokens=max_tokens)
-    request = ResolvedRequest(shape=shape, sampling=sampling, claim=claim)
-    return Dispatch("r", request, world.services, Untraced())
-
-
-def usage(num_output: int, num_cached: int = 0, num_resumed: int = 0) -> Usage:
-    return Usage(
-        num_prompt_tokens=len(PROMPT),
-        num_output_tokens=num_output,
-        num_cached_tokens=num_cached,
-        num_resumed_tokens=num_resumed,
-    )
-
-
-async def test_a_request_waits_by_its_claim_and_what_it_is_expected_to_take(world: World) -> None:
-    guess = EngineRates()
-    request = made(world, Claim(RequestClass.BATCH, "alice", 7.0))
-    assert request.turn() == Turn(
-        RequestClass.BATCH,
-        "alice",
-        guess.cost_s(len(PROMPT), 50),
-        7.0,
-        None,
-        guess.cost_s(len(PROMPT), 0),
-    )
-    for _ in range(20):
-        request.finished(usage(30))
-    assert request.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
-    made(world, Claim(RequestClass.BATCH, "alice"), max_tokens=1).finished(usage(1))
-    assert request.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
-
-
-async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World) -> None:
-    request, guess = made(world, NO_CLAIM), EngineRates()
-    request.turn()
-    taken_s = request.used_s(usage(12, num_cached=16, num_resumed=2))
-    assert taken_s == pytest.approx(guess.cost_s(len(PROMPT) - 16, 10))
+def made(world: World, claim: Claim) -> Dispatch:
+    return world.dispatch(resolved(claim=claim, max_tokens=50))
 
 
 async def test_placement_is_told_what_is_left_of_the_objectives(
@@ -409,18 +371,6 @@ async def test_a_session_ends_with_what_was_foretold(
                 session.poll()
         assert world.services.room.num_waiting == (not is_refused)
         session.close()
-
-
-async def test_what_cannot_be_kept_goes_last_only_where_it_is_not_refused(world: World) -> None:
-    claim, prompt_s = Claim(first_token_due_s=50.0), EngineRates().cost_s(len(PROMPT), 0)
-    for settings, latest_s in (
-        ({}, None),
-        ({"placement": "predicted"}, None),
-        ({"placement": "predicted", "refuse_unreachable": False}, 50.0 - prompt_s),
-    ):
-        config = RouterConfig(model="m", **settings)
-        world.services = replace(world.services, config=config)
-        assert made(world, claim).turn().latest_start_s == latest_s
 
 
 class Decliner(LeastLoaded):

@@ -66,9 +66,9 @@ async def test_workers_are_told_of_a_batch_that_others_go_first(
     assert own.payers == {asked[1].payer}
 
 
-@pytest.mark.parametrize("yields", [False, True])
+@pytest.mark.parametrize("spare_only", [False, True])
 async def test_placement_is_asked_for_its_payer_and_sees_what_it_may_use(
-    monkeypatch: pytest.MonkeyPatch, yields: bool
+    monkeypatch: pytest.MonkeyPatch, spare_only: bool
 ) -> None:
     """A batch that leaves room sees none on a worker where others wait."""
     world = opened(monkeypatch)
@@ -90,10 +90,10 @@ async def test_placement_is_asked_for_its_payer_and_sees_what_it_may_use(
     monkeypatch.setattr(LeastLoaded, "place", note)
     request = world.request(claim=Claim(RequestClass.BATCH, "somebody"))
     asked.clear()
-    request.place(Query(num_tokens=40, num_max_tokens=44, yields=yields))
+    request.place(Query(num_tokens=40, num_max_tokens=44, takes_spare_only=spare_only))
     ((query, snapshot),) = asked
     assert (query.payer, query.is_batch) == (payer_of(RequestClass.BATCH, "somebody"), True)
-    assert [view.has_runway for view in snapshot.prefill] == [not yields]
+    assert [view.has_runway for view in snapshot.prefill] == [not spare_only]
 
 
 async def test_what_a_batch_keeps_is_decided_when_it_is_first_placed(

@@ -20,11 +20,13 @@ class Asked:
 
     def __call__(self, query: Query) -> Placement | None:
         self.queries.append(query)
-        return None if query.yields and not self.has_spare else self._place(query)
+        return None if query.takes_spare_only and not self.has_spare else self._place(query)
 
 
-def begun(monkeypatch: pytest.MonkeyPatch, yields_s: float, **begin: bool) -> tuple[World, Asked]:
-    world = World(yields_s=yields_s)
+def begun(
+    monkeypatch: pytest.MonkeyPatch, spare_only_s: float, **begin: bool
+) -> tuple[World, Asked]:
+    world = World(spare_only_s=spare_only_s)
     asked = Asked(world, monkeypatch)
     world.on(events.Begin(**begin))
     return world, asked
@@ -35,11 +37,11 @@ def test_who_yields_waits_for_room_that_nobody_wants_and_then_takes_its_turn(
 ) -> None:
     world, asked = begun(monkeypatch, YIELDS_S)
     assert world.queued
-    assert asked.queries[-1].yields
+    assert asked.queries[-1].takes_spare_only
     assert world.machine.wake_at_s == world.now + YIELDS_S, "it asks again when it no longer does"
     world.now += YIELDS_S
     world.on(events.Tick())
-    assert not asked.queries[-1].yields
+    assert not asked.queries[-1].takes_spare_only
     assert world.leases
 
 
@@ -52,7 +54,7 @@ def test_it_is_placed_at_once_where_there_is_such_room(monkeypatch: pytest.Monke
 
 def test_all_others_take_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     world, asked = begun(monkeypatch, 0.0)
-    assert [query.yields for query in asked.queries] == [False]
+    assert [query.takes_spare_only for query in asked.queries] == [False]
     assert world.leases
 
 
@@ -60,5 +62,5 @@ def test_nor_does_one_yield_of_which_another_choice_was_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, asked = begun(monkeypatch, YIELDS_S, front=True)
-    assert [query.yields for query in asked.queries] == [False]
+    assert [query.takes_spare_only for query in asked.queries] == [False]
     assert world.leases

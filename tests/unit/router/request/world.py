@@ -99,7 +99,7 @@ class World:
         first_token_due_s: float | None = None,
         resumed: Sequence[int] = (),
         draw: Callable[[], float] = lambda: 0.5,
-        yields_s: float = 0.0,
+        spare_only_s: float = 0.0,
         model_digest: str = "",
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
@@ -145,7 +145,7 @@ class World:
                 draw=draw,
                 allow_recompute=allow_recompute,
                 foresee=foresee,
-                yields_s=yields_s,
+                spare_only_s=spare_only_s,
                 model_digest=lambda: self.served,
             ),
             self.sink,

@@ -1,0 +1,82 @@
+"""What a request asks for, is charged, and teaches when it has ended."""
+
+import math
+import time
+
+from router.generation.answer import Usage
+from router.placement.engine_seconds import EngineRates
+from router.placement.fair_queue import Turn
+from router.placement.types import Objectives, Seen
+from router.request.resolved import ResolvedRequest
+from router.request.services import Services
+
+
+class Terms:
+    """Of one request: its turn, its objectives, and its expected and real use of engines."""
+
+    def __init__(self, request: ResolvedRequest, services: Services) -> None:
+        self._request = request
+        self._services = services
+        self._came_s = time.monotonic()
+        self._rates = EngineRates()  # as it was charged
+
+    def turn(self) -> Turn:
+        """What the request waits by, and is charged when it is placed."""
+        claim, shape = self._request.claim, self._request.shape
+        self._rates = self._services.rates.of(self._services.cluster.snapshot())
+        num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
+        latest_start_s = None
+        if due_s is not None and self._services.config.puts_hopeless_last:
+            latest_start_s = due_s - self._rates.cost_s(num_prompt, 0)
+        return Turn(
+            claim.request_class,
+            claim.tenant,
+            self._rates.cost_s(num_prompt, self.num_expected(shape.max_tokens)),
+            due_s,
+            latest_start_s,
+            self._rates.cost_s(num_prompt, 0),
+            math.inf if claim.tpot_s is None else claim.tpot_s,
+        )
+
+    def used_s(self, usage: Usage) -> float:
+        """What it took of the engines, by the tokens that it turned out to have."""
+        num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
+        return self._rates.cost_s(num_computed, max(0, usage.num_new_tokens))
+
+    def finished(self, usage: Usage) -> None:
+        """Its answer is whole: others' may be as long."""
+        claim = self._request.claim
+        if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
+            self._services.lengths.learn(claim.request_class, claim.tenant, usage.num_output_tokens)
+
+    def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
+        """Its answer is whole, with tokens at these moments; or, without any, it failed."""
+        num_gaps = usage.num_new_tokens - 1
+        has_pace = first_s is not None and num_gaps > 0
+        seen = Seen(
+            self._came_s,
+            time.monotonic(),
+            max(1, usage.num_prompt_tokens - usage.num_cached_tokens),
+            self._objectives_then(),
+            None if first_s is None else first_s - self._came_s,
+            (last_s - first_s) / num_gaps if first_s is not None and has_pace else None,
+        )
+        self._services.policy.ended_as(seen)
+
+    def num_expected(self, at_most: int) -> int:
+        """Tokens that are still to come."""
+        claim = self._request.claim
+        return self._services.lengths.expected(claim.request_class, claim.tenant, at_most)
+
+    def objectives(self) -> Objectives:
+        """What is left of what it wants, now that it has waited."""
+        claim = self._request.claim
+        due_s = claim.first_token_due_s
+        if due_s is None:
+            return Objectives(None, claim.tpot_s)
+        return Objectives(due_s - time.monotonic(), claim.tpot_s, due_s - self._came_s)
+
+    def _objectives_then(self) -> Objectives:
+        claim = self._request.claim
+        due_s = claim.first_token_due_s
+        return Objectives(None if due_s is None else due_s - self._came_s, claim.tpot_s)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, ModelChangedError
 from diptych.sampling_params import SamplingParams
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from router.request.services import Services
 from router.request.session import Session
 
 _MAX_AT_ONCE = 16  # of one call: enough to fill steps, and not the queue
+_MAX_TRIES = 2  # of a call: weights are not replaced twice in so short a time
 # Workers draw a token behind every prompt; nobody looks at this one.
 _SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
@@ -46,6 +47,7 @@ class JobResult(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...]
     states: tuple[float, ...]
     num_cached_tokens: int
+    model_digest: str = ""  # of the weights that it was placed on; empty: not known
 
 
 class Errand(NamedTuple):
@@ -71,8 +73,17 @@ class PromptJobs:
     async def run(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
         """All results, in the jobs' order. The first failure ends all. Raises DiptychError.
 
-        Those of like lengths go together, so that steps are full.
+        They are compared with each other, so all are of one model: where weights were replaced
+        meanwhile, all are computed anew.
         """
+        for _ in range(_MAX_TRIES):
+            results = await self._try(jobs, errand)
+            if len({result.model_digest for result in results}) == 1:
+                return results
+        raise ModelChangedError("weights are being replaced: ask anew")
+
+    async def _try(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
+        """Jobs of like lengths go together, so that steps are full."""
         results: dict[int, JobResult] = {}
         failures: list[DiptychError] = []
         running: list[asyncio.Task[None]] = []
@@ -136,4 +147,5 @@ class PromptJobs:
                     told += event.logprobs
         finally:
             session.close()
-        return JobResult(tuple(told), builder.states, session.usage.num_cached_tokens)
+        cached, digest = session.usage.num_cached_tokens, session.model_digest
+        return JobResult(tuple(told), builder.states, cached, digest)

@@ -1,6 +1,7 @@
 """Models of one shape of attention, of which nothing else matters."""
 
-from diptych.engine.model.config import Activation, LayerConfig, ModelConfig, RopeConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation, LayerConfig, RopeConfig
 
 SCALE = 0.3
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
-from diptych.engine.model.config import ModelConfig, RopeConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import RopeConfig
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Attention, LayerOps, Rotation, Rows
 from diptych.engine.model.ranks import look_up

@@ -12,7 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from diptych.engine.model.config import ModelConfig, RopeConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import RopeConfig
 from diptych.engine.model.parts import AttentionStep, LayerOps, Rotation, Rows
 from diptych.engine.model.weights import LayerWeights
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from diptych.engine.model.config import RopeConfig, RopeType
+from diptych.engine.model.layer_config import RopeConfig, RopeType
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from diptych.engine.backends.cpu import linear
 from diptych.engine.backends.cpu.kernels import matrix_unit, wide_matmul
 from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, SplitLinear, WideLinear, make_linear
-from diptych.engine.model.config import Activation
+from diptych.engine.model.layer_config import Activation
 from tests.integration.linear.checks import (
     check_as_exact_as_torch,
     check_equal_bits,

@@ -26,8 +26,9 @@ from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig, RopeConfig
+from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.layer_config import RopeConfig
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Rotation, Rows
 

@@ -11,7 +11,8 @@ from diptych.engine.backends.cpu.kernels import layer_loops
 from diptych.engine.backends.cpu.kernels.loop import Call
 from diptych.engine.backends.cpu.linear import CompiledLinear, GatingLinear, make_linear
 from diptych.engine.backends.cpu.workspace import Workspace
-from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import LayerOps, Linear, Rotation
 
 _ITEM_SIZE = 1 << 11  # numbers

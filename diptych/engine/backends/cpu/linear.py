@@ -22,7 +22,7 @@ from torch import Tensor
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.model.compact import CompactWeight, Weight, widened
-from diptych.engine.model.config import Activation
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import Linear
 from diptych.models.compact import BLOCK_SIZES, HEAD_BYTES
 

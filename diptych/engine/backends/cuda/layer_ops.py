@@ -4,7 +4,8 @@ import triton
 from torch import Tensor
 
 from diptych.engine.backends.cuda.kernels import heads, rows
-from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import Linear, Rotation
 
 _SPAN = 1024  # numbers of a row that one program gates

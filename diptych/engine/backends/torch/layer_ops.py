@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import Linear, Rotation
 
 

@@ -12,7 +12,8 @@ from diptych.engine.backends.cpu import backend
 from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps
 from diptych.engine.backends.cpu.linear import make_linear
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
-from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import LayerOps, Rotation
 from tests.engines import CPU
 from tests.tiny_model import write_tiny_model

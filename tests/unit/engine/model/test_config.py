@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.model.config import Activation, ModelConfig, RopeConfig, RopeType
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation, RopeConfig, RopeType
 from diptych.errors import ConfigurationError
 
 LLAMA: dict[str, Any] = {

@@ -42,7 +42,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     written,
 )
 from diptych.engine.model.compact import Weight
-from diptych.engine.model.config import Activation
+from diptych.engine.model.layer_config import Activation
 
 SUPPORTED = HAS_FMA
 _VECTOR_BYTES = LANES * 4

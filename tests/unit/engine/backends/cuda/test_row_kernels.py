@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
-from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import LayerOps, Rotation
 from tests.attention_config import config_of
 

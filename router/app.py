@@ -5,8 +5,10 @@ import itertools
 import logging
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from diptych.models import source as model_source
 from diptych.process import Ready, settle
 from diptych.progress import ConsoleProgress
 from diptych.service_host import ServiceHost
+from diptych.start_up import abandonable, unless_stopped
 from diptych.telemetry.sampling import Sampling
 from diptych.timers import Timers
 from router.cluster.members import Cluster
@@ -67,7 +70,9 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     callers = callers_of(config.api_keys, config.jwt)
     gate = gate_of(callers, lambda reason, metadata: ways.generator.refused(reason, metadata))
     edge = public_edge(config, gate)
-    model = await asyncio.to_thread(_load_model, config)
+    model = await _model_unless_stopped(config, stop)
+    if model is None:
+        return
     incarnation = secrets.token_hex(8)
     async with (
         ServiceHost(
@@ -247,10 +252,26 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     return Guarded(Predicted(plain, random.random), plain)
 
 
-def _load_model(config: RouterConfig) -> ServedModel:
+async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> ServedModel | None:
+    """What is served; None: ``stop`` was set before it was there."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+    try:
+        return await unless_stopped(
+            partial(_load_model, config),
+            stop,
+            thread=thread,
+            patience_s=config.timers.drain_s,
+            name="loading the model",
+        )
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _load_model(config: RouterConfig, abandoned: threading.Event) -> ServedModel:
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     with ConsoleProgress() as progress:
-        source = model_source.resolve(config.model, cache_dir, progress)
+        report = abandonable(progress, abandoned)
+        source = model_source.resolve(config.model, cache_dir, report)
     name = config.served_model_name or source.name
     return ServedModel.from_folder(
         name, source.folder, config.answer_form, inert_contents=config.has_inert_contents

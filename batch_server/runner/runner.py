@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from batch_server.runner.batch_run import BatchRun, Needs
+from diptych.cancellation import pass_on_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ class Runner:
         self._runs[batch_id] = BatchRun(batch_id, self._needs)
         self._new.put_nowait(batch_id)
 
-    def cancel(self, batch_id: str) -> None:
-        """Its state says that no more is wanted."""
+    def look(self, batch_id: str) -> None:
+        """What is stored of it may say that no more is wanted."""
         run = self._runs.get(batch_id)
         if run is not None:
-            run.cancel()
+            run.look()
 
     async def run(self) -> None:
         """Until cancelled; begins with what an earlier process left."""
@@ -59,6 +60,7 @@ class Runner:
                     return
                 except Exception:
                     logger.exception("batch broke off", extra={"batch": batch_id})
+                    pass_on_cancellation()
                 await self._sleep(_RETRY_S)
         finally:
             del self._runs[batch_id]

@@ -5,7 +5,6 @@ the thread that calls it.
 """
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -49,10 +48,6 @@ logger = logging.getLogger(__name__)
 _NO_ROOM_FOR_STEPS = "kv_cache_memory or gpu_memory_utilization: no room for steps beside the pool"
 
 
-class LoadAbandonedError(Exception):
-    """The process stops; loading ended between two tensors."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedModel:
     """A model ready to run, and the memory of its KV."""
@@ -85,20 +80,12 @@ def load_model(
     config: WorkerConfig,
     digest_level: str,
     num_scratch_blocks: int,
-    progress: Progress,
-    abandoned: threading.Event,
+    report: Progress,
 ) -> LoadedModel:
     """Resolve, read, allocate, warm up.
 
-    ``progress`` is called on this thread. Raises ConfigurationError;
-    LoadAbandonedError soon after ``abandoned`` was set.
+    ``report`` is called on this thread. Raises ConfigurationError, and what ``report`` raises.
     """
-
-    def report(stage: str, done_ratio: float) -> None:
-        if abandoned.is_set():
-            raise LoadAbandonedError
-        progress(stage, done_ratio)
-
     found = _find(config, report)
     model_config = found.model_config
     pools = KVPools(

@@ -153,6 +153,7 @@ def _start(rank: int) -> RankProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # nobody parses that
+                process_group=0,  # a terminal's Ctrl-C is the first rank's matter
             )
         except BaseException:
             ours.close()

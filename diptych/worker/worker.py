@@ -15,14 +15,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
-from diptych.process import StuckThreadError, settle
+from diptych.process import settle
 from diptych.service_host import ServiceHost
+from diptych.start_up import abandonable, unless_stopped
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.engine_watch import EngineStuckError, EngineWatch
-from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
+from diptych.worker.loading import LoadedModel, load_model
 from diptych.worker.rank_team import RankTeam
 from diptych.worker.status import WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
@@ -177,7 +178,6 @@ class WorkerLife:
     ) -> LoadedModel | None:
         """The model, or None if ``stop`` was set before it was there."""
         loop = asyncio.get_running_loop()
-        abandoned = threading.Event()
         shown = -1.0
 
         def progress(stage: str, done_ratio: float) -> None:
@@ -189,30 +189,19 @@ class WorkerLife:
                     self._status.set, worker_pb2.SERVING_STATE_STARTING, message
                 )
 
-        loading = loop.run_in_executor(
-            model_thread,
-            load_model,
-            self._config,
-            self._serving.digest_level,
-            self._serving.num_scratch_blocks,
-            progress,
-            abandoned,
-        )
-        async with asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(stop.wait(), name="stop-while-loading")
-            try:
-                await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                abandoned.set()
-                stopping.cancel()
-        if not loading.done():
-            await asyncio.wait((loading,), timeout=self._config.timers.drain_s)
-            if not loading.done():
-                raise StuckThreadError("the model thread is stuck at loading the model")
+        def load(abandoned: threading.Event) -> LoadedModel:
+            serving, report = self._serving, abandonable(progress, abandoned)
+            level, num_scratch = serving.digest_level, serving.num_scratch_blocks
+            return load_model(self._config, level, num_scratch, report)
+
         try:
-            return await loading
-        except LoadAbandonedError:
-            return None
+            return await unless_stopped(
+                load,
+                stop,
+                thread=model_thread,
+                patience_s=self._config.timers.drain_s,
+                name="loading the model",
+            )
         except Exception as error:
             reason = error.message if isinstance(error, DiptychError) else type(error).__name__
             self._status.set(worker_pb2.SERVING_STATE_FAILED, reason)

@@ -78,6 +78,7 @@ class AgentProcess:
                     pass_fds=(theirs.fileno(), pool.fd),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # nobody parses that
+                    process_group=0,  # a terminal's Ctrl-C is its worker's matter
                     env=environment(os.environ),
                 )
             self._ended_fd = os.pidfd_open(self._process.pid)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import grpc
 
+from diptych.cancellation import pass_on_cancellation
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset, WorkerClock
@@ -122,6 +123,9 @@ class TraceLink:
         except grpc.aio.AioRpcError as error:  # of a version without: then nothing is held there
             return error.code() is grpc.StatusCode.UNIMPLEMENTED
         except grpc.aio.UsageError:  # the channel is closed, there may be another
+            return False
+        except asyncio.CancelledError:  # or was closed meanwhile
+            pass_on_cancellation()
             return False
         self._clock.told(asked_s, answer.time_s, self._now_s())
         return True

@@ -15,6 +15,7 @@ from dns.exception import DNSException
 from dns.rdatatype import AAAA, SRV, A, RdataType
 from dns.resolver import NXDOMAIN, NoAnswer, NoResolverConfiguration
 
+from diptych.cancellation import pass_on_cancellation
 from diptych.errors import ConfigurationError
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Clock, Freshness, Targets
@@ -57,7 +58,7 @@ class DnsLookup:
         except (DNSException, OSError) as error:
             raise NoAnswerError(" ".join(str(error).split()) or type(error).__name__) from None
         finally:
-            _end_if_cancelled()
+            pass_on_cancellation()
         wrong = sorted(address for address in found if not is_address(address))
         if wrong:
             raise NoAnswerError(f"expected host:port, found {wrong[0][:100]!r}")
@@ -126,17 +127,6 @@ class DnsDiscovery:
             self._set.failed(name, str(error))
             return False
         return True
-
-
-def _end_if_cancelled() -> None:
-    """Raises CancelledError: the task was told to end, which the library may not have passed on.
-
-    It waits by ``asyncio.wait_for``, which in CPython 3.11 takes an answer that comes at the same
-    moment for the end of the wait, and says nothing of the rest.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _host(address: str) -> str:

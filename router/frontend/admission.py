@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from diptych.errors import (
@@ -61,7 +62,7 @@ class Admission:
         self._model = model
         self._cluster = cluster
         self._config = config
-        self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
+        self._tokenizing = ThreadPoolExecutor(_MAX_TOKENIZING, thread_name_prefix="tokenizing")
         self._constraints = ConstraintCheck()
         self._classes = ServiceClasses(config.classes, config.objectives, time.monotonic)
         self._is_draining = False
@@ -106,6 +107,7 @@ class Admission:
 
     async def close(self) -> None:
         """End what outlives requests."""
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
         await self._constraints.close()
 
     async def wait_idle(self) -> None:
@@ -277,10 +279,10 @@ class Admission:
             )
         self._num_untokenized += 1
         try:
-            async with self._tokenizing:
-                return await asyncio.to_thread(
-                    validation.tokenize, request, tokenizer, max_model_len
-                )
+            # Of those whose client leaves the one that has a thread keeps it until it is done.
+            return await asyncio.get_running_loop().run_in_executor(
+                self._tokenizing, validation.tokenize, request, tokenizer, max_model_len
+            )
         finally:
             self._num_untokenized -= 1
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
-from threading import Event
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -217,5 +216,5 @@ def model_thread() -> Iterator[ThreadPoolExecutor]:
 @contextmanager
 def loaded(config: DecodeWorkerConfig, thread: ThreadPoolExecutor) -> Iterator[Rig]:
     """Load a model as a worker does, warmed up."""
-    model = thread.submit(load_model, config, "off", 0, silent, Event()).result()
+    model = thread.submit(load_model, config, "off", 0, silent).result()
     yield Rig(config, model, thread)

@@ -1,6 +1,5 @@
 """How large a pool a worker takes of a device's own memory: what its largest step leaves."""
 
-import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,7 +95,7 @@ def load(backend: CountedBackend, folder: Path, **settings: object) -> LoadedMod
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "make_backend", lambda device, share, attention: backend)
-        return loading.load_model(config, "full", NUM_SCRATCH, silent, threading.Event())
+        return loading.load_model(config, "full", NUM_SCRATCH, silent)
 
 
 def test_the_pool_is_what_the_largest_step_leaves(tmp_path: Path) -> None:

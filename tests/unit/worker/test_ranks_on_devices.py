@@ -110,7 +110,7 @@ class Rig:
             patch.setattr(device_handle, "opened", lambda handle: handed[handle[0]])
             patch.setattr(loading, "make_backend", made)
             patch.setattr(rank, "make_backend", made)
-            return loading.load_model(config, "full", NUM_SCRATCH, silent, threading.Event())
+            return loading.load_model(config, "full", NUM_SCRATCH, silent)
 
 
 @pytest.fixture(autouse=True)

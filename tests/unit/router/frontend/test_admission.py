@@ -1,6 +1,7 @@
 """Room for requests is counted in bytes too."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,3 +159,39 @@ def test_detail_22_it_is_ready_while_a_request_could_be_placed(
     if drains:
         door.drain()
     assert door.is_ready == (has_workers and not drains)
+
+
+async def test_who_leaves_does_not_free_a_thread_that_still_tokenises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, begun = threading.Event(), threading.Semaphore(0)
+    at_once: list[int] = []
+    now = 0
+
+    def tokenize(*asked: object) -> None:
+        nonlocal now
+        now += 1
+        at_once.append(now)
+        begun.release()
+        goes_on.wait(60)
+        now -= 1
+
+    monkeypatch.setattr("router.frontend.validation.tokenize", tokenize)
+    model: Any = SimpleNamespace(tokenizer=None)
+    config = RouterConfig(model="m", decode=["a:1"])
+    door = Admission(model, cast(Cluster, Unfound()), config)
+    request: Any = SimpleNamespace(num_bytes=10**6, prompt=None)
+    loop = asyncio.get_running_loop()
+    left = [loop.create_task(door._encode(request, 10)) for _ in range(8)]
+    await loop.run_in_executor(None, begun.acquire)
+    await loop.run_in_executor(None, begun.acquire)
+    for each in left:
+        each.cancel()
+    await asyncio.wait(left)
+    last = loop.create_task(door._encode(request, 10))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await last
+    await door.close()
+    assert max(at_once) == 2
+    assert len(at_once) == 3, "those that waited for a thread were never begun"

@@ -182,6 +182,13 @@ class NoWorkerError(DiptychError):
     reason = "NO_WORKER"
 
 
+class WorkerLostError(DiptychError):
+    """All workers that took the request were lost amid it, which may be its own doing."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "WORKER_LOST"
+
+
 class DeadlineExceededError(DiptychError):
     """The request's own deadline passed."""
 

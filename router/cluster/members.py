@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from diptych.rpc.identity import Identity
 from diptych.rpc.peer_channel import Dialer
 from diptych.v1 import worker_pb2
 from router.cluster.cache_link import CacheLink
 from router.cluster.decode_link import DecodeLink
+from router.cluster.longest_sequence import LongestSequence
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
 from router.cluster.overview import Overview, overview
@@ -77,6 +78,7 @@ class Cluster:
         self._sources: frozenset[WorkerId] = frozenset()  # the same, to look up
         self._block_size = _UNKNOWN_BLOCK_SIZE
         self._max_model_len: int | None = None
+        self._longest = LongestSequence()
         self._found = asyncio.Event()
         self._snapshot: Snapshot | None = None
 
@@ -323,14 +325,15 @@ class Cluster:
         self._on_change()
 
     def _book_lengths(self) -> None:
-        pools: tuple[Iterable[Member], ...] = (self._decode.values(), self._prefill.values())
-        longest = []
-        for pool in pools:
-            lengths = [member.gate.max_model_len for member in pool if member.is_placeable]
-            if lengths:
-                longest.append(max(lengths))
-        if longest:
-            self._max_model_len = min(longest)
+        for member in self._members():
+            address, role = member.watch.address, member.role
+            if member.is_placeable:
+                self._longest.serves(address, role, member.gate.max_model_len)
+            elif member.watch.is_ready:
+                self._longest.serves_no_more(address, role)
+        longest = self._longest.num_tokens
+        if longest is not None:
+            self._max_model_len = longest
             self._found.set()
         for member in self._members():
             state = member.watch.state
@@ -387,6 +390,8 @@ class Cluster:
             self._policy.forget(worker)
         del self._watches[address], self._traces[address], self._caches[address]
         self._told.pop(address, None)
+        for member in self._members_at(address):
+            self._longest.serves_no_more(address, member.role)
         self._prefill.pop(address, None)
         self._decode.pop(address, None)
 

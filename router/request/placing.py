@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, WorkerLostError
 from router.placement.types import Placement, Query, WorkerId
 from router.request import worker_errors
 from router.request.decode_reservation import DecodeReservation
@@ -191,4 +191,5 @@ class Placing:
             return self._retry.refusal
         if self._deps.has_workers():
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
-        return worker_errors.no_worker()
+        lost = self._retry.because
+        return lost if isinstance(lost, WorkerLostError) else worker_errors.no_worker()

@@ -11,6 +11,7 @@ from diptych.errors import (
     StepFailedError,
     TransferInterruptedError,
     WorkerDrainingError,
+    WorkerLostError,
 )
 from diptych.v1 import decode_pb2
 from router.placement.types import Unreachable, WorkerId
@@ -58,7 +59,7 @@ def no_answer(role: str, worker: WorkerId) -> DiptychError:
 def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
     """A worker, or what it held, is gone or broken."""
     message = f"{role} worker {worker.address} was lost: {why}"
-    return NoWorkerError(message, retry_after_s=RETRY_LATER_S)
+    return WorkerLostError(message, retry_after_s=RETRY_LATER_S)
 
 
 def broken_off(role: str, worker: WorkerId, error: DiptychError) -> DiptychError:

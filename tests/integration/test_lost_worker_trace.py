@@ -48,13 +48,13 @@ async def test_the_attempt_that_failed_is_there_and_the_retry_is_linked_to_it(
     first, second = "prefill/attempt 1", "decode/attempt 2"
     assert spans.keys() == {"", first, second, *(stage.value for stage in REQUEST_STAGES)}
     check_roots(collector)
-    assert (spans[first].status.code, spans[first].status.message) == (ERROR, "NO_WORKER")
+    assert (spans[first].status.code, spans[first].status.message) == (ERROR, "WORKER_LOST")
     assert spans[second].status.code == spans[""].status.code == UNSET
     assert worker_of(spans[first]) == addresses["lost"]
     assert worker_of(spans[second]) == addresses["other"]
     (link,), (event,) = spans[second].links, spans[""].events
     assert (link.span_id, event.name) == (spans[first].span_id, "retry")
-    assert marks_of(link)[attributes.ERROR_TYPE].string_value == "NO_WORKER"
+    assert marks_of(link)[attributes.ERROR_TYPE].string_value == "WORKER_LOST"
     check_within(heard, spans)
 
 

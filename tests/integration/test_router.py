@@ -24,8 +24,8 @@ from diptych.errors import (
     DiptychError,
     InvalidRequestError,
     ModelNotFoundError,
-    NoWorkerError,
     QueueFullError,
+    WorkerLostError,
 )
 from diptych.step_model import StepCost, StepModel
 from diptych.v1 import inference_pb2
@@ -307,7 +307,7 @@ async def test_a_worker_that_tells_nothing_of_the_prompt_gives_no_answer(wide_mo
         request = token_request(PROMPT, max_tokens=2)
         request.sampling.prompt_logprobs = 0
         answer = await generate(cluster.channel, request)
-        assert isinstance(answer.error, NoWorkerError)
+        assert isinstance(answer.error, WorkerLostError)
         assert answer.token_ids == []
 
 

@@ -28,6 +28,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "QUOTA_EXCEEDED": 429,
     "DEADLINE_UNREACHABLE": 429,
     "NO_WORKER": 503,
+    "WORKER_LOST": 503,
     "WORKER_DRAINING": 503,
     "ROUTER_LOST": 503,
     "LEASE_EXPIRED": 503,

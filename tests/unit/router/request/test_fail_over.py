@@ -12,6 +12,7 @@ from diptych.errors import (
     QueueTimeoutError,
     StepFailedError,
     TransferInterruptedError,
+    WorkerLostError,
 )
 from router.generation.answer import KVPath
 from router.placement.types import DecodeOnly, Paired, Placement, Query, Why
@@ -152,7 +153,7 @@ def test_forbidden_recompute_waits_instead() -> None:
     world.lose_lease()
     assert world.queued
     world.pass_time(TIMERS.no_worker_s)
-    assert isinstance(world.outcome, NoWorkerError)
+    assert isinstance(world.outcome, WorkerLostError)
 
 
 def test_lost_prefill_after_proof_needs_only_the_token() -> None:

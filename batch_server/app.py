@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from batch_server.config import BatchServerConfig
 from batch_server.desk.batches import BatchDesk
@@ -77,7 +78,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             file_desk, batch_desk, callers, write_s=config.timers.client_write_s
         ).add_to(host.server)
         app = make_app(
-            FileAnswers(file_desk, config.max_file_bytes),
+            FileAnswers(file_desk, config.max_file_bytes, config.timers.client_write_s),
             BatchAnswers(batch_desk),
             callers,
             BodyRoom(MAX_BODY_BYTES, _MAX_ALL_BODY_BYTES, config.timers.client_write_s),
@@ -92,6 +93,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         running = tasks.create_task(runner.run(), name="runner")
         knowing = tasks.create_task(callers.run(), name="callers")
         following = tasks.create_task(asking_by.run(), name="router-files")
+        keeping = tasks.create_task(database.keep(), name="database")
         tasks.create_task(http.serve(), name="http")
         settle()
         await host.start([SERVICE], {"http": http.port})
@@ -104,9 +106,12 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         async with asyncio.TaskGroup() as ending:
             ending.create_task(http.stop(config.timers.drain_s), name="http-drain")
             ending.create_task(host.server.stop(config.timers.drain_s), name="grpc-drain")
-        await file_desk.wait_idle()  # what was cut off leaves nothing
+        with suppress(TimeoutError):  # of a database that does not answer
+            async with asyncio.timeout(config.timers.drain_s):
+                await file_desk.wait_idle()  # what was cut off leaves nothing
         knowing.cancel()
         following.cancel()
+        keeping.cancel()
 
 
 def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:

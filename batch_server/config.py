@@ -72,8 +72,8 @@ class BatchServerConfig(ProcessConfig):
         5,
         ge=1,
         le=1000,
-        description="Tries of a line that fails or whose connection breaks. That a router is full "
-        "or away does not count.",
+        description="Tries of a line that fails, ends workers, or whose connection breaks. That "
+        "a router is full or away does not count.",
     )
     line_timeout_s: float = Field(
         1800.0, gt=0, description="A router that has not answered a line within this failed, s."

@@ -1,6 +1,7 @@
 """Whoever asks routers over HTTP, by the key and the authority that its files name now."""
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -12,6 +13,14 @@ from router.frontend.callers.watched_file import WatchedFile, trusting
 
 _CONNECT_S = 5.0
 _WRITE_S = 60.0
+# An answer may take its time, but not from a machine that is gone: that breaks the connection.
+_LIVELINESS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),  # s
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),  # s
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),  # ms
+)
 
 
 class RouterFiles:
@@ -92,4 +101,9 @@ class _Following(httpx.AsyncBaseTransport):
             await transport.aclose()
 
     def _open(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(verify=self._trust, trust_env=False, limits=self._limits)
+        return httpx.AsyncHTTPTransport(
+            verify=self._trust,
+            trust_env=False,
+            limits=self._limits,
+            socket_options=_LIVELINESS,
+        )

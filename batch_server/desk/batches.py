@@ -151,12 +151,14 @@ class BatchDesk:
         Raises NotFoundError, BatchNotOpenError.
         """
         is_id = batch_id.isprintable()
-        batch = await self._batches.cancel(tenant, batch_id, self._clock()) if is_id else None
+        try:
+            batch = await self._batches.cancel(tenant, batch_id, self._clock()) if is_id else None
+        finally:  # of a client that left it is stored all the same
+            self._runner.look(batch_id)
         if batch is None:
             raise not_found("batch", batch_id)
         if batch.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
             raise BatchNotOpenError(f"a batch that is {batch.status} cannot be cancelled")
-        self._runner.cancel(batch_id)
         return batch
 
     async def _check_input(self, tenant: str, file_id: str) -> None:

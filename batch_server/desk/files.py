@@ -47,6 +47,7 @@ class FileDesk:
         self._uploading = TenantPlaces(
             "many files are being uploaded", most_of_tenant=_MOST_OF_TENANT, most=_MOST_UPLOADS
         )
+        self._undropped: set[str] = set()  # of uploads that failed, as did that
         self._reading = TenantPlaces(
             "many files are being read", most_of_tenant=_MOST_OF_TENANT, most=_MOST_READS
         )
@@ -85,6 +86,7 @@ class FileDesk:
         )
         if num_bytes > self._bounds.max_file_bytes:
             raise self.too_large()
+        await self._drop_left()
         try:
             if not await self._files.begin(file, self._bounds.max_tenant_bytes):
                 reason = f"all files would have more than {self._bounds.max_tenant_bytes} bytes"
@@ -95,7 +97,8 @@ class FileDesk:
                 number += 1
             await self._files.finish(file.file_id)
         except BaseException:  # the client left, or the time is over
-            await self._files.drop(file.file_id)
+            self._undropped.add(file.file_id)
+            await self._drop_left()
             raise
         return file
 
@@ -145,6 +148,15 @@ class FileDesk:
     async def wait_idle(self) -> None:
         """Until no file is being uploaded."""
         await self._uploading.wait_idle()
+
+    async def _drop_left(self) -> None:
+        """What uploads left that failed: it would take its tenant's room, and nobody sees it.
+
+        Of a database that takes nothing now, once it does.
+        """
+        for file_id in tuple(self._undropped):
+            await self._files.drop(file_id)
+            self._undropped.discard(file_id)
 
     async def _chunks(self, file: StoredFile) -> AsyncIterator[bytes]:
         number = 0

@@ -1,5 +1,7 @@
 """``/v1/files``: uploads in bounds, lists, contents."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Final
@@ -17,6 +19,9 @@ from batch_server.http.forms import file_form, list_form
 from batch_server.records import StoredFile
 from diptych.errors import InvalidRequestError, SlowClientError
 from router.frontend.http.errors import RefusedError
+from router.frontend.http.exchange import CONNECTION, Connection
+
+logger = logging.getLogger(__name__)
 
 _FORM_BYTES: Final = 2**16  # of an upload, beside the file
 _MAX_FIELDS: Final = 16
@@ -27,9 +32,11 @@ _JSON_LINES: Final = "application/jsonl"
 class FileAnswers:
     """Answers about files. Event loop only; an upload is on disk before it is stored."""
 
-    def __init__(self, files: FileDesk, max_file_bytes: int) -> None:
+    def __init__(self, files: FileDesk, max_file_bytes: int, write_s: float) -> None:
+        """``write_s``: so long a client may take for a piece of a download."""
         self._files = files
         self._most = max_file_bytes + _FORM_BYTES
+        self._write_s = write_s
 
     async def upload(self, request: Request) -> Response:
         """Store a file, which is there once the answer is."""
@@ -58,7 +65,13 @@ class FileAnswers:
         """All of one, as fast as the client takes it."""
         file = await self._find(request)
         place = self._files.reading(tenant_of(request))
-        return _Content(self._files.content(file), file.num_bytes, place)
+        return _Content(
+            self._files.content(file),
+            file.num_bytes,
+            place,
+            self._write_s,
+            request.scope.get(CONNECTION),
+        )
 
     async def delete(self, request: Request) -> Response:
         """It is gone once the answer is there."""
@@ -111,11 +124,15 @@ class _Content(StreamingResponse):
         pieces: AsyncGenerator[bytes, None],
         num_bytes: int,
         place: AbstractContextManager[None],
+        write_s: float,
+        connection: Connection | None,
     ) -> None:
         headers = {"content-length": str(num_bytes), "x-content-type-options": "nosniff"}
         super().__init__(pieces, headers=headers, media_type=_JSON_LINES)
         self._pieces = pieces
         self._place = place
+        self._write_s = write_s
+        self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises QueueFullError, before anything is sent."""
@@ -125,15 +142,31 @@ class _Content(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """See StreamingResponse."""
-        head = {"type": "http.response.start", "status": self.status_code}
-        await send({**head, "headers": self.raw_headers})
-        held = b""
-        async for piece in self.body_iterator:
-            if held:
-                await send({"type": "http.response.body", "body": held, "more_body": True})
-            assert isinstance(piece, bytes)
-            held = piece
-        await send({"type": "http.response.body", "body": held, "more_body": False})
+        try:
+            head = {"type": "http.response.start", "status": self.status_code}
+            await self._send(send, {**head, "headers": self.raw_headers})
+            held = b""
+            async for piece in self.body_iterator:
+                if held:
+                    body = {"type": "http.response.body", "body": held, "more_body": True}
+                    await self._send(send, body)
+                assert isinstance(piece, bytes)
+                held = piece
+            await self._send(send, {"type": "http.response.body", "body": held, "more_body": False})
+        except TimeoutError:
+            await self._cut()
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Raises TimeoutError: the client took less than a piece in that time."""
+        async with asyncio.timeout(self._write_s):
+            await send(message)
+
+    async def _cut(self) -> None:
+        """End the connection of a client that keeps its place and takes next to nothing."""
+        logger.info("a download was cut off: its client takes too little at a time")
+        while self._connection is not None and self._connection.is_there:
+            self._connection.cut()
+            await asyncio.sleep(0)
 
 
 def _check_form(headers: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ import uuid
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -46,6 +46,7 @@ def make_app(
             DiptychError: _refused,
             RefusedError: _refused,
             HTTPException: _unknown,
+            ClientDisconnect: _left,
             Exception: _crashed,
         },
     )
@@ -75,6 +76,11 @@ async def _unknown(request: Request, error: Exception) -> Response:
     response = refusal(answer_to(RefusedError(error.status_code, message, code)))
     response.headers.update(error.headers or {})
     return response
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Nobody reads the answer."""
+    return Response(status_code=400)
 
 
 async def _crashed(request: Request, error: Exception) -> Response:

@@ -10,9 +10,16 @@ import jiter
 from batch_server.records import Line, LineResult
 
 _LATER: Final = frozenset({401, 429, 502, 503})  # nothing that the line could help
-_FAILED: Final = frozenset({408, 500, 504})
-_OWN: Final = frozenset({"class_not_allowed", "deadline_unreachable", "quota_exceeded"})
+_TOO_SLOW: Final = 408
+_AGAIN: Final = frozenset({"worker_lost"})  # amid the line, which may be its doing
+_OWN: Final = frozenset({"deadline_unreachable", "quota_exceeded"})
 _MOST_RETRY_S: Final = 300.0
+# JSON has these in strings alone, and readers of text take them for the end of a line.
+_LINE_ENDS: Final = {
+    "\u0085".encode(): b"\\u0085",
+    "\u2028".encode(): b"\\u2028",
+    "\u2029".encode(): b"\\u2029",
+}
 
 
 class Answer(NamedTuple):
@@ -36,10 +43,14 @@ class Verdict(enum.Enum):
 
 
 def judge(answer: Answer) -> Verdict:
-    """By the answer's status, and by what a router that refuses says why."""
-    if answer.status in _LATER:
+    """By the answer's status, and by what a router that refuses says why.
+
+    What refuses without a router's error is none: a proxy, say, before routers that start again.
+    """
+    if answer.status in _LATER and answer.code not in _AGAIN:
         return Verdict.ALONE if answer.code in _OWN else Verdict.LATER
-    return Verdict.AGAIN if answer.status in _FAILED else Verdict.KEEP
+    is_refused = 400 <= answer.status < 500 and answer.status != _TOO_SLOW and answer.code
+    return Verdict.KEEP if is_refused or 200 <= answer.status < 300 else Verdict.AGAIN
 
 
 def read_answer(status: int, body: bytes, retry_after: str | None) -> Answer:
@@ -75,6 +86,8 @@ def result_of(line: Line, answer: Answer) -> LineResult:
     head = f'{{"status_code": {answer.status}, "request_id": {request_id}, "body": '
     # Between the parts of JSON, the only place where it may have them, they mean nothing.
     body = answer.body.strip().replace(b"\n", b" ").replace(b"\r", b" ")
+    for character, escaped in _LINE_ENDS.items():
+        body = body.replace(character, escaped)
     is_error = not 200 <= answer.status < 300
     return _result(line, b"".join((head.encode(), body, b"}")), b"null", is_error=is_error)
 

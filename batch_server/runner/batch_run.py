@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from tenacity import AsyncRetrying, before_sleep_log, stop_after_attempt, wait_exponential
+
 from batch_server.records import Batch, Endpoint, Line, LineOwner
 from batch_server.runner.answers import Answer, result_of, unanswered
 from batch_server.runner.input_file import Chunks, InputBounds, InputFile
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 _CHECKS_AT_ONCE: Final = 2  # each keeps the ids of its file's lines, and where each begins
 _LINES_AT_ONCE: Final = 64  # of those that wait, in memory: their ids, no more
 _UNSENT_AT_ONCE: Final = 256
+_STORE_ATTEMPTS: Final = 24  # ten minutes
+_STORE_PAUSE_S: Final = 30
 _EXPIRED: Final = ("batch_expired", "it was not answered before the completion window ended")
 _CANCELLED: Final = ("batch_cancelled", "it was not answered before the batch was cancelled")
 
@@ -48,6 +52,7 @@ class Needs:
     max_concurrent: int
     clock: Callable[[], float]
     """Seconds of the Unix epoch."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CHECKS_AT_ONCE))
     """Files that are read at a time."""
 
@@ -62,7 +67,7 @@ class BatchRun:
     def __init__(self, batch_id: str, needs: Needs) -> None:
         self._batch_id = batch_id
         self._needs = needs
-        self._is_cancelled = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._steps: Mapping[BatchStatus, Callable[[Batch], Awaitable[None]]] = {
             BatchStatus.VALIDATING: self._validate,
             BatchStatus.IN_PROGRESS: self._answer_lines,
@@ -70,9 +75,9 @@ class BatchRun:
             BatchStatus.CANCELLING: self._cancel,
         }
 
-    def cancel(self) -> None:
-        """It was stored that no more is wanted: stop sending."""
-        self._is_cancelled.set()
+    def look(self) -> None:
+        """It may be stored that no more is wanted: look, and stop sending if so."""
+        self._has_news.set()
 
     async def run(self) -> None:
         """To its end. What a database raises goes through."""
@@ -122,10 +127,19 @@ class BatchRun:
     async def _until_cancelled(self, work: Coroutine[None, None, None]) -> None:
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(work, name="batch-work")
-            cancelled = tasks.create_task(self._is_cancelled.wait(), name="batch-cancelled")
+            cancelled = tasks.create_task(self._cancelled(), name="batch-cancelled")
             await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
             cancelled.cancel()
+
+    async def _cancelled(self) -> None:
+        """Until what is stored says that no more is wanted."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            batch = await self._needs.batches.get(self._batch_id)
+            if batch is None or batch.status is BatchStatus.CANCELLING:
+                return
 
     async def _send_all(self, batch: Batch) -> None:
         waiting = _Waiting(self._needs.batches, batch.batch_id)
@@ -139,7 +153,20 @@ class BatchRun:
         while (line := await waiting.take()) is not None:
             read_body = functools.partial(batches.body, batch.batch_id, line.number)
             answer = await sender.answer(owner, batch.endpoint, line.request_id, read_body)
-            await batches.add_results(batch.batch_id, [result_of(line, answer)])
+            # Without it the line would be computed again, and those that are under way with it.
+            async for attempt in self._until_stored():
+                with attempt:
+                    await batches.add_results(batch.batch_id, [result_of(line, answer)])
+
+    def _until_stored(self) -> AsyncRetrying:
+        """What could not be stored is kept, and no other line taken, for some minutes."""
+        return AsyncRetrying(
+            sleep=self._needs.sleep,
+            wait=wait_exponential(max=_STORE_PAUSE_S),
+            stop=stop_after_attempt(_STORE_ATTEMPTS),
+            before_sleep=before_sleep_log(logger, logging.WARNING),
+            reraise=True,
+        )
 
     async def _finalize(self, batch: Batch) -> None:
         await self._fill(batch, *_EXPIRED)

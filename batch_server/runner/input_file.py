@@ -9,10 +9,10 @@ from batch_server.runner.line_check import (
     CheckedLine,
     LineCheck,
     LineMaker,
-    SendingKey,
     WrongLineError,
 )
 from batch_server.runner.line_splitter import LineSplitter, LineTooLongError, RawLine
+from batch_server.runner.sending_order import SendingKey, ranks
 
 _MAX_ERRORS: Final = 100  # that a client is told
 
@@ -101,8 +101,7 @@ class _Survey:
             self._errors.append(LineError("empty_file", "the file has no lines", "input_file_id"))
 
     def found(self) -> Found:
-        ordered = sorted(self._keys)
-        return Found({key.number: rank for rank, key in enumerate(ordered)}, self._errors)
+        return Found(ranks(self._keys), self._errors)
 
     def _take(self, lines: Iterator[RawLine]) -> None:
         try:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import secrets
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -10,25 +11,18 @@ import jiter
 
 from batch_server.records import Endpoint, Line, LineError
 from batch_server.runner.line_splitter import RawLine
+from batch_server.runner.sending_order import SendingKey
 from diptych.request_class import RequestClass
 
 _MAX_ID_CHARACTERS: Final = 512
 _SEED_BITS: Final = 53  # that any JSON reader keeps
-_HEAD_CHARACTERS: Final = 512
 _PROMPTS: Final[Mapping[Endpoint, str]] = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
 }
+_NO_TEXT: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # of an id
 _OBJECTIVES: Final = ("ttft_ms", "tpot_ms")  # of clients that wait for an answer
-
-
-class SendingKey(NamedTuple):
-    """Sorts lines so that those come together whose prompts begin alike, and of these the long."""
-
-    head: str
-    num_characters: int
-    number: int
 
 
 class CheckedLine(NamedTuple):
@@ -84,8 +78,8 @@ class LineCheck:
         if not isinstance(value, str) or not 0 < len(value) <= _MAX_ID_CHARACTERS:
             reason = f"should be a text of 1 to {_MAX_ID_CHARACTERS} characters"
             raise WrongLineError(raw, "invalid_custom_id", "custom_id", reason)
-        if not value.isprintable():
-            reason = "has characters that cannot be printed"
+        if any(unicodedata.category(character) in _NO_TEXT for character in value):
+            reason = "has control characters, or ends of lines"
             raise WrongLineError(raw, "invalid_custom_id", "custom_id", reason)
         if value in self._seen:
             raise WrongLineError(
@@ -96,8 +90,8 @@ class LineCheck:
 
     def _key(self, number: int, body: Mapping[str, Any]) -> SendingKey:
         prompt = body.get(_PROMPTS[self._endpoint])
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-        return SendingKey(text[:_HEAD_CHARACTERS], len(text), number)
+        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+        return SendingKey.of(number, text)
 
 
 class LineMaker:

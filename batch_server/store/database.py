@@ -4,10 +4,10 @@ import asyncio
 import fcntl
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
@@ -17,9 +17,19 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from batch_server.store.tables import METADATA
 from diptych.errors import ConfigurationError
+from diptych.process import StuckThreadError
 
 _PG_LOCK: Final = 0x64697074796368  # of this program among all that use the database
+_PG_LIVELINESS: Final[Mapping[str, object]] = {
+    "connect_timeout": 10,  # s
+    "keepalives_idle": 10,  # s
+    "keepalives_interval": 5,  # s
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,  # ms
+    "options": "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4",
+}
 _BUSY_MS: Final = 5000
+_CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _OWNER_ONLY: Final = 0o600
 _DRIVERS: Final = {"psycopg": "postgres"}  # by module the extra that has it
@@ -37,18 +47,27 @@ class Database:
     Invariant: no second process has the same database open, so that no line is sent by two.
     """
 
-    def __init__(self, url: str) -> None:
-        """Raises ConfigurationError: ``url`` names no database that could be used."""
+    def __init__(self, url: str, *, close_s: float = _CLOSE_S) -> None:
+        """``close_s``: the patience with what it is at, when it is left; then StuckThreadError.
+
+        Raises ConfigurationError: ``url`` names no database that could be used.
+        """
+        self._close_s = close_s
         self._url: Final[URL] = _read_url(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         try:
-            self._engine: Final[Engine] = create_engine(self._url, poolclass=StaticPool)
+            self._engine: Final[Engine] = create_engine(
+                self._url,
+                poolclass=StaticPool,
+                connect_args={} if self._is_sqlite else _lively(self._url),
+            )
         except ModuleNotFoundError as error:
             extra = _DRIVERS.get(error.name or "")
             advice = f": pip install 'diptych[{extra}]'" if extra else ""
             raise ConfigurationError(f"--database: no module {error.name!r}{advice}") from None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None
+        self._is_lost = asyncio.Event()
         set_up = _set_up_sqlite if self._is_sqlite else _lock_postgres
         event.listen(self._engine, "connect", set_up)
 
@@ -73,7 +92,19 @@ class Database:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """What ``work`` returns, once it is stored; where it raises nothing is."""
-        return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
+        try:
+            return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
+        except ConfigurationError:  # the connection had broken, and with it the lock
+            self._is_lost.set()
+            raise
+
+    async def keep(self) -> NoReturn:
+        """Until cancelled. Raises ConfigurationError: another process has the database now.
+
+        What that one stored this one would not know of.
+        """
+        await self._is_lost.wait()
+        raise ConfigurationError("--database: another process took it while it was out of reach")
 
     def _transact(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -105,7 +136,12 @@ class Database:
         os.close(os.open(path, _FLAGS, _OWNER_ONLY))  # before SQLite makes it for all to read
 
     async def _close(self) -> None:
-        await self._on_thread(self._engine.dispose)
+        disposing = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
+        await asyncio.wait((disposing,), timeout=self._close_s)
+        if not disposing.done():
+            self._thread.shutdown(wait=False)
+            raise StuckThreadError("the database does not answer")
+        await disposing
         await asyncio.to_thread(self._thread.shutdown)
         if self._lock_file is not None:
             os.close(self._lock_file)
@@ -122,6 +158,15 @@ def _read_url(given: str) -> URL:
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
     return url
+
+
+def _lively(url: URL) -> dict[str, object]:
+    """How connections to PostgreSQL are made, but for what the URL says itself.
+
+    A connection that is lost without a word has to end at both ends, soon: the server's holds
+    the lock.
+    """
+    return {name: value for name, value in _PG_LIVELINESS.items() if name not in url.query}
 
 
 def _set_up_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

@@ -1,8 +1,9 @@
 """``diptych batch``: have a file of requests answered by a batch server."""
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -166,9 +167,21 @@ def _results(config: ResultsConfig) -> int:
             raise BatchError(f"{config.batch} is {state.status}: it has no results yet")
         file_id = state.error_file_id if config.errors else state.output_file_id
         if file_id is not None:
-            for piece in client.content(file_id):
-                sys.stdout.buffer.write(piece)
+            return _written(client.content(file_id))
+    return 0
+
+
+def _written(pieces: Iterable[bytes]) -> int:
+    """Write to standard output; the exit code."""
+    try:
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
         sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return EXIT_FAILED
+    except OSError as error:
+        raise BatchError(f"the results cannot be written: {error.strerror or error}") from None
     return 0
 
 

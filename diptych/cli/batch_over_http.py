@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -56,7 +56,10 @@ class HttpBatchClient:
         self._http.close()
 
     def submit(self, path: Path, endpoint: str, completion_window: str) -> BatchState:
-        """Upload a file and make a batch of it. Raises BatchError, OSError."""
+        """Upload a file and make a batch of it. Raises BatchError, OSError.
+
+        The upload of a batch that is refused is deleted again.
+        """
         with path.open("rb") as file:
             parts = {"file": (path.name, file)}
             uploaded = self._ask("POST", "/v1/files", files=parts, data={"purpose": "batch"})
@@ -65,7 +68,14 @@ class HttpBatchClient:
             "endpoint": endpoint,
             "completion_window": completion_window,
         }
-        return _state_of(self._ask("POST", "/v1/batches", json=body))
+        try:
+            return _state_of(self._ask("POST", "/v1/batches", json=body))
+        except AwayError:  # it may be there
+            raise
+        except BatchError:
+            with suppress(BatchError):
+                self._ask("DELETE", f"/v1/files/{uploaded['id']}")
+            raise
 
     def state(self, batch_id: str) -> BatchState:
         """How far it is. Raises BatchError."""

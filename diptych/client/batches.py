@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
@@ -13,6 +13,12 @@ from google.protobuf.message import Message
 
 from diptych.client.credentials import lock_of, metadata_of
 from diptych.client.retries import Retries
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    QueueFullError,
+    StorageFullError,
+)
 from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
@@ -23,6 +29,7 @@ DEFAULT_WINDOW: Final = "24h"
 RETRIES: Final = 5
 _TIMEOUT_S: Final = 60.0
 _PIECE_BYTES: Final = 2**18
+_REFUSALS: Final = (InvalidRequestError, QueueFullError, StorageFullError)
 NO_METADATA: Final[Mapping[str, str]] = {}
 
 _Response = TypeVar("_Response", bound=Message)
@@ -97,9 +104,17 @@ class BatchClient:
         completion_window: str = DEFAULT_WINDOW,
         metadata: Mapping[str, str] = NO_METADATA,
     ) -> BatchState:
-        """Upload a file and make a batch of it. Raises OSError, DiptychError."""
+        """Upload a file and make a batch of it. Raises OSError, DiptychError.
+
+        The upload of a batch that is refused is deleted again.
+        """
         file_id = await self.upload(path)
-        return await self.create(file_id, endpoint, completion_window, metadata)
+        try:
+            return await self.create(file_id, endpoint, completion_window, metadata)
+        except _REFUSALS:
+            with suppress(DiptychError):
+                await self.delete(file_id)
+            raise
 
     async def upload(self, path: Path) -> str:
         """The id of a file, JSON Lines, that is stored now. Raises OSError, DiptychError."""

@@ -101,7 +101,7 @@ async def served(
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         app = make_app(
-            FileAnswers(files, uploads.max_file_bytes),
+            FileAnswers(files, uploads.max_file_bytes, 30.0),
             BatchAnswers(batches),
             callers,
             BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),

@@ -1,11 +1,15 @@
 """A batch server asks routers by the key and the authority that its files name now."""
 
 import asyncio
+import socket
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from batch_server.config import BatchServerConfig
@@ -60,6 +64,37 @@ async def test_the_files_are_followed(tmp_path: Path) -> None:
         files.ca.look()
         assert (await client.get(url)).status_code == 200
     assert router.keys == ["authorization: Bearer old", "authorization: Bearer the new one"]
+
+
+async def test_a_router_whose_machine_is_gone_is_noticed_amid_an_answer() -> None:
+    """Its answer may take its time, so reading has no end of its own."""
+    asked = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    files = RouterFiles(BatchServerConfig())
+    async with server, router_client(files, max_connections=4) as client:
+        loop = asyncio.get_running_loop()
+        asking = loop.create_task(client.get(f"http://127.0.0.1:{port}/"))
+        await asked.wait()
+        (connection,) = (c for c in psutil.Process().net_connections() if is_to(c, port))
+        with socket.fromfd(connection.fd, socket.AF_INET, socket.SOCK_STREAM) as used:
+            assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+            assert 0 < used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+
+
+def is_to(connection: Any, port: int) -> bool:
+    return bool(connection.raddr) and connection.raddr.port == port
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 import asyncio
 import hashlib
+import importlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
+import pytest
 from sqlalchemy import Connection
 
 from batch_server.records import Batch, Endpoint, StoredFile
@@ -212,6 +215,28 @@ async def opened(
         needs = Needs(batches, files, sender, bounds, max_concurrent, lambda: rig.clock_s)
         rig = Rig(files, batches, needs, BatchRun(BATCH, needs), slots, pauses)
         yield rig
+
+
+@contextmanager
+def held_up(
+    monkeypatch: pytest.MonkeyPatch, name: str, begun: asyncio.Event
+) -> Iterator[Callable[[], None]]:
+    """The database is amid the work of that name until what this gives is called."""
+    module, _, function = name.rpartition(".")
+    work = getattr(importlib.import_module(module), function)
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+
+    def waiting(connection: Connection, *args: Any) -> Any:
+        made = work(connection, *args)
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        return made
+
+    monkeypatch.setattr(name, waiting)
+    try:
+        yield go_on.set
+    finally:
+        go_on.set()
 
 
 def line(custom_id: str, content: str, **more: Any) -> bytes:

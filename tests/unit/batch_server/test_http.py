@@ -1,20 +1,18 @@
 """What clients may ask of the batch server, through its ASGI application."""
 
 import asyncio
-import importlib
 import itertools
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Connection
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from batch_server.desk.batches import BatchDesk
 from batch_server.desk.files import FileDesk, UploadBounds
@@ -30,12 +28,24 @@ from diptych.api_keys import digest
 from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
 from router.frontend.callers.callers import Anybody, Callers, KnownCallers
-from router.frontend.http.exchange import TENANT, BodyRoom
-from tests.unit.batch_server.rig import CHAT, INPUT, Rig, line, opened
+from router.frontend.http.exchange import CONNECTION, TENANT, BodyRoom
+from tests.unit.batch_server.rig import CHAT, INPUT, Rig, held_up, line, opened
 
 DATA = line("a", "one")
 BODY: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h"}
 BOUNDS = UploadBounds(max_file_bytes=100_000, max_tenant_bytes=150_000, patience_s=30.0)
+
+
+def app_of(
+    rig: Rig, callers: Callers, bounds: UploadBounds, runner: Runner, clock: Callable[[], float]
+) -> ASGIApp:
+    tenants = TenantBounds(max_open=2, max_bytes=bounds.max_tenant_bytes)
+    return make_app(
+        FileAnswers(FileDesk(rig.files, bounds, clock), bounds.max_file_bytes, 30.0),
+        BatchAnswers(BatchDesk(rig.batches, rig.files, runner, tenants, clock)),
+        callers,
+        BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
+    )
 
 
 @asynccontextmanager
@@ -54,14 +64,8 @@ async def asked(
     def clock() -> float:
         return float(next(seconds))
 
-    tenants = TenantBounds(max_open=2, max_bytes=bounds.max_tenant_bytes)
     runner = runner or Runner(rig.needs)
-    app = make_app(
-        FileAnswers(FileDesk(rig.files, bounds, clock), bounds.max_file_bytes),
-        BatchAnswers(BatchDesk(rig.batches, rig.files, runner, tenants, clock)),
-        callers or Anybody(),
-        BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
-    )
+    app = app_of(rig, callers or Anybody(), bounds, runner, clock)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         yield client
@@ -107,7 +111,7 @@ async def test_a_file_ends_with_its_last_byte(tmp_path: Path) -> None:
 
     async with opened(tmp_path) as rig:
         await rig.add_input(DATA, chunk_bytes=50)
-        files = FileAnswers(FileDesk(rig.files, BOUNDS, lambda: 0.0), BOUNDS.max_file_bytes)
+        files = FileAnswers(FileDesk(rig.files, BOUNDS, lambda: 0.0), BOUNDS.max_file_bytes, 30.0)
         scope = {"type": "http", "path_params": {"file_id": INPUT}, TENANT: NOBODY}
         response = await files.content(Request(scope, receive))
         await response(scope, receive, send)
@@ -116,6 +120,59 @@ async def test_a_file_ends_with_its_last_byte(tmp_path: Path) -> None:
     assert all(message["body"] for message in bodies)
     assert [message["more_body"] for message in bodies] == [True] * (len(bodies) - 1) + [False]
     assert len(bodies) > 1
+
+
+async def test_who_takes_next_to_nothing_of_a_file_loses_the_connection_and_the_place(
+    tmp_path: Path,
+) -> None:
+    class Trickle:
+        is_there = True
+
+        def cut(self) -> None:
+            self.is_there = False
+
+    async def send(message: Message) -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(tmp_path) as rig:
+        await rig.add_input(DATA, chunk_bytes=50)
+        desk = FileDesk(rig.files, BOUNDS, lambda: 0.0)
+        files = FileAnswers(desk, BOUNDS.max_file_bytes, 0.01)
+        for _ in range(5):  # more than a tenant has places
+            connection = Trickle()
+            scope: dict[str, Any] = {"type": "http", "path_params": {"file_id": INPUT}}
+            scope |= {TENANT: NOBODY, CONNECTION: connection}
+            response = await files.content(Request(scope, receive))
+            await response(scope, receive, send)
+            assert not connection.is_there
+
+
+async def test_who_leaves_amid_an_upload_is_no_fault_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc'
+    messages: list[Message] = [
+        {"type": "http.request", "body": head, "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None: ...
+
+    kind = (b"content-type", b"multipart/form-data; boundary=x")
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "raw_path": b"/v1/files"}
+    scope |= {"query_string": b"", "headers": [kind], "scheme": "http", "server": ("h", 1)}
+    scope |= {"root_path": "", "http_version": "1.1"}
+    async with opened(tmp_path) as rig:
+        app = app_of(rig, Anybody(), BOUNDS, Runner(rig.needs), lambda: 0.0)
+        await app(scope, receive, send)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_uploads_that_are_wrong(tmp_path: Path) -> None:
@@ -411,28 +468,6 @@ async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS._replace(patience_s=0)) as client:
         answer = await client.post("/v1/files", content=endless(), headers=kind)
         assert error_of(answer)[:2] == (408, "request_timeout")
-
-
-@contextmanager
-def held_up(
-    monkeypatch: pytest.MonkeyPatch, name: str, begun: asyncio.Event
-) -> Iterator[Callable[[], None]]:
-    """The database is amid the work of that name until what this gives is called."""
-    module, _, function = name.rpartition(".")
-    work = getattr(importlib.import_module(module), function)
-    loop, go_on = asyncio.get_running_loop(), threading.Event()
-
-    def waiting(connection: Connection, *args: Any) -> Any:
-        made = work(connection, *args)
-        loop.call_soon_threadsafe(begun.set)
-        assert go_on.wait(60)
-        return made
-
-    monkeypatch.setattr(name, waiting)
-    try:
-        yield go_on.set
-    finally:
-        go_on.set()
 
 
 async def test_a_batch_whose_client_left_is_run_all_the_same(

@@ -98,7 +98,7 @@ async def test_a_router_without_room_is_left_alone_by_all_lines(status: int, cod
     assert num_before <= MAX_CONCURRENT, "those that were with the routers already"
 
 
-@pytest.mark.parametrize("code", ["deadline_unreachable", "quota_exceeded", "class_not_allowed"])
+@pytest.mark.parametrize("code", ["deadline_unreachable", "quota_exceeded"])
 async def test_what_a_line_asks_for_slows_no_other(tmp_path: Path, code: str) -> None:
     routers = refusing(429, code, times=5)
     async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT, max_attempts=1) as rig:
@@ -114,7 +114,7 @@ async def test_what_a_line_asks_for_slows_no_other(tmp_path: Path, code: str) ->
 
 @pytest.mark.parametrize("status", [400, 403, 404, 413])
 async def test_what_is_wrong_with_a_line_is_its_result(tmp_path: Path, status: int) -> None:
-    routers = refusing(status, times=99)
+    routers = refusing(status, "a_reason", times=99)
     async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT) as rig:
         await rig.add_input(EIGHT)
         await rig.add_batch()
@@ -124,6 +124,40 @@ async def test_what_is_wrong_with_a_line_is_its_result(tmp_path: Path, status: i
     assert (batch.num_completed, batch.num_failed) == (7, 1)
     assert refused["response"]["status_code"] == status
     assert len(routers.asked) == 8
+
+
+@pytest.mark.parametrize("status", [307, 400, 404, 405, 421, 501])
+async def test_what_answers_in_a_routers_place_for_a_while_is_no_result(
+    tmp_path: Path, status: int
+) -> None:
+    """A proxy's page, say, while routers start again."""
+    num_left = 3
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        nonlocal num_left
+        num_left -= 1
+        return well(request) if num_left < 0 else httpx.Response(status, content=b"<html>")
+
+    async with opened(tmp_path, FakeRouters(answering), max_concurrent=1, max_attempts=4) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + 3600)
+        batch = await rig.run()
+    assert (batch.num_completed, batch.num_failed) == (8, 0)
+
+
+async def test_a_line_that_ends_workers_is_sent_a_few_times_and_slows_no_other(
+    tmp_path: Path,
+) -> None:
+    routers = refusing(503, "worker_lost", times=99)
+    async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT, max_attempts=5) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + 3600)
+        batch = await rig.run()
+        (failed,) = await rig.content(batch.error_file_id)
+        assert rig.slots.pace.limit == MAX_CONCURRENT
+    assert (batch.num_completed, batch.num_failed) == (7, 1)
+    assert failed["response"]["status_code"] == 503
+    assert len(routers.asked) == 7 + 5
 
 
 @pytest.mark.parametrize("status", [408, 500, 504])
@@ -309,7 +343,7 @@ async def test_one_that_waits_to_be_read_is_cancelled_at_once(tmp_path: Path) ->
         async with rig.needs.checks, rig.needs.checks, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(rig.one.run(), name="run")
             await rig.batches.cancel("", BATCH, rig.clock_s)
-            rig.one.cancel()
+            rig.one.look()
             await running
         assert (await rig.get()).status is BatchStatus.CANCELLED
 
@@ -368,3 +402,16 @@ def test_tenants_and_their_salts_are_kept_apart() -> None:
 )  # fmt: skip
 def test_no_router_is_left_alone_for_ever(header: str | None, seconds: float) -> None:
     assert read_retry_after_s(header) == seconds
+
+
+async def test_what_readers_of_text_take_for_the_end_of_a_line_is_escaped(tmp_path: Path) -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    content = json.dumps({"text": text}, ensure_ascii=False).encode()
+    async with opened(tmp_path, FakeRouters(lambda request: of(content)())) as rig:
+        await rig.add_input(line("a", "one"))
+        await rig.add_batch()
+        file = await rig.files.find("", (await rig.run()).output_file_id or "")
+        assert file is not None
+        ((_, written),) = await rig.files.results_after(file, 0)
+    (only,) = written.decode().splitlines()
+    assert json.loads(only)["response"]["body"]["text"] == text

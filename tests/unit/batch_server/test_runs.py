@@ -248,7 +248,7 @@ async def test_an_expired_batch_says_so_of_each_line(tmp_path: Path) -> None:
 async def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path) -> None:
     async def cancel() -> None:
         await rig.batches.cancel("", BATCH, NOW_S)
-        rig.one.cancel()
+        rig.one.look()
 
     class Cancelling(FakeRouters):
         async def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -313,6 +313,7 @@ WRONG: dict[str, tuple[bytes, str, str | None]] = {
     "object": (b"[1]\n", "invalid_json_line", None),
     "no id": (b'{"method": "POST"}\n', "invalid_custom_id", "custom_id"),
     "odd id": (line("\u0000", "x"), "invalid_custom_id", "custom_id"),
+    "id of two lines": (line("a\u2028b", "x"), "invalid_custom_id", "custom_id"),
     "long id": (line("x" * 513, "x"), "invalid_custom_id", "custom_id"),
     "same id": (line("a", "x"), "duplicate_custom_id", "custom_id"),
     "url": (line("z", "x").replace(b"/chat", b""), "mismatched_url", "url"),
@@ -456,3 +457,14 @@ async def test_a_result_is_written_once(tmp_path: Path) -> None:
         assert (batch.num_completed, batch.num_failed) == (1, 1)
         await rig.batches.move(BATCH, BatchEvent.CLOSE, NOW_S)
         assert (await rig.batches.cancel("", BATCH, NOW_S)) == await rig.batches.get(BATCH)
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u00a0b", "\u6771\u4eac\u3000\u4e00", "\U0001f468\u200d\U0001f469"]
+)
+async def test_ids_are_any_text(tmp_path: Path, name: str) -> None:
+    async with opened(tmp_path) as rig:
+        await rig.add_input(line(name, "one"))
+        await rig.add_batch()
+        (answered,) = await rig.content((await rig.run()).output_file_id)
+    assert answered["custom_id"] == name

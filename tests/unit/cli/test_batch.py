@@ -1,7 +1,10 @@
 """``diptych batch`` beside a server that is a function."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,3 +237,53 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert batch.run([]) == 2
     assert batch.run(["--help"]) == 0
     assert "diptych batch submit FILE" in capsys.readouterr().out
+
+
+def test_the_upload_of_a_batch_that_is_refused_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        request.read()
+        asked.append((request.method, request.url.path))
+        if request.url.path == "/v1/batches":
+            return httpx.Response(429, json={"error": {"message": "32 have not ended yet"}})
+        return httpx.Response(200, json={"id": "file-x"})
+
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n")
+    by(monkeypatch, server)
+    assert batch.run(["submit", str(path)]) == 1
+    assert asked[2:] == [("DELETE", "/v1/files/file-x")]
+    assert capsys.readouterr().err == "diptych batch: 32 have not ended yet\n"
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_results_that_nobody_takes_are_no_traceback(is_full: bool) -> None:
+    """As ``| head`` leaves them; or where the disk is full."""
+    program = (
+        "from diptych.cli import batch\n"
+        "class Server:\n"
+        "    def __enter__(self): return self\n"
+        "    def __exit__(self, *error): pass\n"
+        "    def state(self, name):\n"
+        "        from diptych.client.batches import BatchState\n"
+        "        return BatchState(name, 'completed', 1, 1, 0, 'f', None, ())\n"
+        "    def content(self, name): yield from [b'x' * 100_000] * 100\n"
+        "batch.HttpBatchClient = lambda *asked: Server()\n"
+        "raise SystemExit(batch.run(['results', 'b']))\n"
+    )
+    command = [sys.executable, "-c", program]
+    if is_full:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert b"cannot be written: No space left" in done.stderr
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+        os.close(writer)
+        assert done.stderr == b""
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr

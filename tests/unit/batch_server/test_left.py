@@ -1,0 +1,179 @@
+"""Clients that leave, a database or a router that does not answer: what is done all the same."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from batch_server.desk.batches import BatchDesk
+from batch_server.desk.files import FileDesk, UploadBounds
+from batch_server.runner.runner import Runner
+from batch_server.status import BatchStatus
+from batch_server.store import database
+from batch_server.store.batches import BatchStore, TenantBounds
+from batch_server.store.database import Database
+from diptych.errors import NotFoundError
+from diptych.process import StuckThreadError
+from tests.unit.batch_server.rig import BATCH, NOW_S, FakeRouters, Rig, held_up, line, opened
+from tests.waiting import until
+
+LINES = b"".join(line(str(number), f"text {number}") for number in range(8))
+OTHERS = "somebody else"
+
+
+class Gated(FakeRouters):
+    """Answer nothing before they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        await self.gate.wait()
+        return await super().__call__(request)
+
+
+def desk_of(rig: Rig, runner: Runner) -> BatchDesk:
+    return BatchDesk(rig.batches, rig.files, runner, TenantBounds(2, 10**6), lambda: NOW_S)
+
+
+async def is_sent(rig: Rig) -> None:
+    while (await rig.get()).status is not BatchStatus.IN_PROGRESS:
+        await asyncio.sleep(0)
+
+
+async def test_a_batch_whose_client_left_is_cancelled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routers, begun = Gated(), asyncio.Event()
+    async with opened(tmp_path, routers) as rig, asyncio.TaskGroup() as tasks:
+        await rig.add_input(LINES)
+        await rig.add_batch()
+        runner = Runner(rig.needs)
+        running = tasks.create_task(runner.run(), name="runner")
+        await is_sent(rig)
+        with held_up(monkeypatch, "batch_server.store.batches._cancel", begun) as go_on:
+            asking = tasks.create_task(desk_of(rig, runner).cancel("", BATCH), name="cancel")
+            await begun.wait()
+            asking.cancel()
+            go_on()
+            with suppress(asyncio.CancelledError):
+                await asking
+        await until(lambda: not runner.num_open, 30, "the batch ends")
+        running.cancel()
+        batch = await rig.get()
+    assert batch.status is BatchStatus.CANCELLED
+    assert (batch.num_completed, routers.asked) == (0, [])
+
+
+async def test_nobody_cancels_what_is_somebody_elses(tmp_path: Path) -> None:
+    routers = Gated()
+    async with opened(tmp_path, routers) as rig, asyncio.TaskGroup() as tasks:
+        await rig.add_input(LINES)
+        await rig.add_batch()
+        runner = Runner(rig.needs)
+        running = tasks.create_task(runner.run(), name="runner")
+        await is_sent(rig)
+        with pytest.raises(NotFoundError):
+            await desk_of(rig, runner).cancel(OTHERS, BATCH)
+        routers.gate.set()
+        await until(lambda: not runner.num_open, 30, "the batch ends")
+        running.cancel()
+        batch = await rig.get()
+    assert (batch.status, batch.num_completed) == (BatchStatus.COMPLETED, 8)
+
+
+async def test_what_could_not_be_stored_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_results, failures = BatchStore.add_results, ["the disk is full"] * 5
+
+    async def failing(self: BatchStore, *args: Any, **options: Any) -> None:
+        if failures:
+            raise OSError(failures.pop())
+        await add_results(self, *args, **options)
+
+    monkeypatch.setattr(BatchStore, "add_results", failing)
+    routers = FakeRouters()
+    async with opened(tmp_path, routers, max_concurrent=4) as rig:
+        await rig.add_input(LINES)
+        await rig.add_batch(expires_s=NOW_S + 10**6)
+        batch = await rig.run()
+    assert (batch.num_completed, len(routers.asked), failures) == (8, 8, [])
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_a_runner_that_is_told_to_end_while_something_breaks_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_turns: int
+) -> None:
+    """A group of tasks of CPython 3.11 raises what its child did instead of the cancellation."""
+    routers = Gated()
+
+    async def failing(self: BatchStore, *args: Any, **options: Any) -> None:
+        raise OSError("the disk is full")
+
+    async def asleep(pause_s: float) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("batch_server.runner.batch_run._STORE_ATTEMPTS", 1)
+    monkeypatch.setattr(BatchStore, "add_results", failing)
+    async with opened(tmp_path, routers) as rig:
+        await rig.add_input(LINES)
+        await rig.add_batch()
+        runner = Runner(rig.needs, asleep)
+        running = asyncio.get_running_loop().create_task(runner.run())
+        await is_sent(rig)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        routers.gate.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await until(running.done, 5, "it ends")
+
+
+async def test_what_a_failed_upload_left_takes_no_room_once_the_database_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 10)
+    async with opened(tmp_path) as rig:
+        desk = FileDesk(rig.files, UploadBounds(10**6, 1_500_000, 30.0), lambda: NOW_S)
+        other = sqlite3.connect(tmp_path / "batch.sqlite", isolation_level=None)
+
+        async def pieces(*, is_locked: bool) -> AsyncIterator[bytes]:
+            if is_locked:
+                other.execute("BEGIN IMMEDIATE")
+            yield b"x" * 900_000
+
+        with pytest.raises(OperationalError, match="locked"):
+            await desk.store("t", "f", 900_000, pieces(is_locked=True))
+        other.execute("ROLLBACK")
+        other.close()
+        await desk.store("t", "f", 900_000, pieces(is_locked=False))
+
+
+async def test_a_database_that_does_not_answer_keeps_nobody(tmp_path: Path) -> None:
+    answers = threading.Event()
+
+    async def leave() -> None:
+        async with Database(f"sqlite:///{tmp_path / 'b.sqlite'}", close_s=0.05) as stuck:
+            asking = asyncio.get_running_loop().create_task(stuck.call(ask))
+            await asyncio.sleep(0)
+            asking.cancel()
+
+    def ask(connection: Connection) -> None:
+        answers.wait(60)
+
+    try:
+        with pytest.raises(StuckThreadError, match="database"):
+            await leave()
+    finally:
+        answers.set()

@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 
+from batch_server.store import database as database_module
 from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
 from diptych.errors import ConfigurationError
@@ -89,3 +90,29 @@ async def test_a_call_whose_caller_was_cancelled_is_made_in_its_turn(tmp_path: P
         go_on.set()
         await database.call(lambda _: made.append("next"))
     assert made == ["left", "next"]
+
+
+async def test_a_server_from_which_another_took_the_database_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends a session that it hears nothing of, and with it the lock."""
+
+    def locked(*asked: object) -> None:
+        raise ConfigurationError("--database: it is used by another process")
+
+    async with Database(f"sqlite:///{tmp_path / 'batch.sqlite'}") as database:
+        keeping = asyncio.get_running_loop().create_task(database.keep())
+        await database.call(lambda connection: None)
+        assert not keeping.done()
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "_transact", locked)
+            with pytest.raises(ConfigurationError, match="another process"):
+                await database.call(lambda connection: None)
+        with pytest.raises(ConfigurationError, match="took it"):
+            await keeping
+
+
+def test_a_connection_to_postgres_that_is_lost_without_a_word_ends_soon() -> None:
+    url = make_url("postgresql+psycopg://h/d?keepalives_idle=60&options=-c%20jit%3Doff")
+    lively = database_module._lively(url)
+    assert lively.keys() == database_module._PG_LIVELINESS.keys() - {"keepalives_idle", "options"}

@@ -6,6 +6,7 @@ terminals. Whoever started it passes :func:`silent`, or a
 """
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
@@ -24,6 +25,21 @@ class Progress(Protocol):
 
 def silent(stage: str, done_ratio: float) -> None:
     """A Progress that shows nothing."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for this work any more."""
+
+
+def abandonable(progress: Progress, abandoned: threading.Event) -> Progress:
+    """The same, which raises AbandonedError once ``abandoned`` is set."""
+
+    def report(stage: str, done_ratio: float) -> None:
+        if abandoned.is_set():
+            raise AbandonedError
+        progress(stage, done_ratio)
+
+    return report
 
 
 class ConsoleProgress:

@@ -7,24 +7,9 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from diptych.process import StuckThreadError
-from diptych.progress import Progress
+from diptych.progress import AbandonedError
 
 T = TypeVar("T")
-
-
-class AbandonedError(Exception):
-    """Nobody waits for this work any more."""
-
-
-def abandonable(progress: Progress, abandoned: threading.Event) -> Progress:
-    """The same, which raises AbandonedError once ``abandoned`` is set."""
-
-    def report(stage: str, done_ratio: float) -> None:
-        if abandoned.is_set():
-            raise AbandonedError
-        progress(stage, done_ratio)
-
-    return report
 
 
 async def unless_stopped(

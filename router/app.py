@@ -14,9 +14,9 @@ from typing import Any
 
 from diptych.models import source as model_source
 from diptych.process import Ready, settle
-from diptych.progress import ConsoleProgress
+from diptych.progress import ConsoleProgress, abandonable
 from diptych.service_host import ServiceHost
-from diptych.start_up import abandonable, unless_stopped
+from diptych.start_up import unless_stopped
 from diptych.telemetry.sampling import Sampling
 from diptych.timers import Timers
 from router.cluster.members import Cluster

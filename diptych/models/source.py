@@ -7,24 +7,20 @@ needs the base install only.
 """
 
 import hashlib
-import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from diptych.errors import ConfigurationError
 from diptych.models import cache as model_cache
 from diptych.models.demo import DEMO_NAME, demo_folder
+from diptych.models.hub import hub_folder
 from diptych.models.importer import load_importer
 from diptych.progress import Progress, silent
 
 DEFAULT_CACHE_DIR = Path("~/.cache/diptych")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.jinja", "LICENSE*", "NOTICE*"]
-_NOT_OURS = ["*/*", "*.bin.index.json"]  # of other formats of the same weights
-_INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
 class ResolvedModel(NamedTuple):
@@ -58,7 +54,7 @@ def resolve(
         path = path.resolve()
         return ResolvedModel(path, path.name)
     if _HUB_ID.fullmatch(model):
-        return ResolvedModel(_hub_folder(model, cache_dir, progress), model)
+        return ResolvedModel(hub_folder(model, cache_dir, progress), model)
     raise ConfigurationError(
         f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id org/name"
     )
@@ -81,36 +77,3 @@ def imported_folder(path: Path, cache_dir: Path, progress: Progress) -> Path:
     return model_cache.cached_folder(
         cache_dir, key, lambda folder: load_importer()(path, folder, progress), progress
     )
-
-
-def _hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """Fetch the small files, then the weights that the index names and no other copy of them."""
-    from huggingface_hub import snapshot_download
-
-    stage = f"fetching {model} from the hub"
-    progress(stage, 0.0)
-    fetch = partial(snapshot_download, model, cache_dir=cache_dir.expanduser() / "hub")
-    try:
-        folder = Path(fetch(allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OURS))
-        # The same revision, though the hub may have a newer one by now.
-        fetch(allow_patterns=_weight_files(folder), revision=folder.name)
-    except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
-        lines = str(error).strip().splitlines()
-        detail = lines[0] if lines else type(error).__name__
-        raise ConfigurationError(
-            f"model {model!r}: no such folder, and the hub: {detail}"
-        ) from None
-    progress(stage, 1.0)
-    return folder
-
-
-def _weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights. Raises OSError or ValueError."""
-    index = folder / _INDEX_NAME
-    if not index.is_file():
-        return [_SINGLE_NAME]
-    try:
-        names = json.loads(index.read_text("utf-8"))["weight_map"].values()
-        return sorted({str(name) for name in names})
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{_INDEX_NAME} has no weight_map") from None

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
 from diptych.process import settle
+from diptych.progress import abandonable
 from diptych.service_host import ServiceHost
-from diptych.start_up import abandonable, unless_stopped
+from diptych.start_up import unless_stopped
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from diptych.process import StuckThreadError
-from diptych.progress import silent
-from diptych.start_up import abandonable, unless_stopped
+from diptych.progress import abandonable, silent
+from diptych.start_up import unless_stopped
 from diptych.timers import Timers
 from router import app
 from router.config import RouterConfig

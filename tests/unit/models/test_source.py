@@ -128,6 +128,7 @@ def test_the_hub_is_asked_for_the_weights_that_are_used(
         allow_patterns: list[str],
         ignore_patterns: list[str] | None = None,
         revision: str | None = None,
+        tqdm_class: type[object],
     ) -> str:
         assert name == "org/name"
         assert revision in (None, snapshot.name)

@@ -95,7 +95,7 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end(
         assert read[-1] == "data: [DONE]"
         last = json.loads(read[-2].removeprefix("data: "))
         assert set(last) == {"error"}
-        assert last["error"]["code"] == "no_worker"
+        assert last["error"]["code"] == "worker_lost"
 
 
 async def test_pieces_of_a_stream_do_not_wait_for_its_task(

@@ -194,11 +194,12 @@ async def opened(
     max_attempts: int = 3,
     bounds: InputBounds = BOUNDS,
     answers: AnswerBounds = ANSWERS,
+    url: str = "",
 ) -> AsyncIterator[Rig]:
-    """A process that uses the database in ``folder``. Nobody sleeps."""
+    """A process that uses the database in ``folder``, or at ``url``. Nobody sleeps."""
     routers = routers or FakeRouters()
     pauses: list[float] = []
-    url = f"sqlite:///{folder / 'batch.sqlite'}"
+    url = url or f"sqlite:///{folder / 'batch.sqlite'}"
 
     async def sleep(pause_s: float) -> None:
         pauses.append(pause_s)

@@ -329,11 +329,11 @@ class Router:
         num_output: int = 0,
         to_pull: bool = False,
     ) -> tuple[int, int]:
-        """Reserve and wait; (sequence id, cached tokens)."""
+        """Reserve and wait; (sequence id, cached tokens). Others may end meanwhile."""
         sequence_id = await self.ask(
             token_ids, max_tokens=max_tokens, num_output=num_output, to_pull=to_pull
         )
-        reserved = (await self.next("reserved")).reserved
+        reserved = (await self.next("reserved", others_may_end=True)).reserved
         assert reserved.sequence_id == sequence_id
         return sequence_id, reserved.num_cached_tokens
 
@@ -376,13 +376,18 @@ class Router:
             self.said[event.ended.sequence_id].ended = event.ended
         return event
 
-    async def next(self, kind: str) -> decode_pb2.DecodeEvent:
-        """The next event that is neither heartbeat nor tokens; it must be of this kind."""
+    async def next(self, kind: str, *, others_may_end: bool = False) -> decode_pb2.DecodeEvent:
+        """The next event that is neither heartbeat nor tokens; it must be of this kind.
+
+        ``others_may_end``: nor the end of a sequence that has all its tokens.
+        """
         passing = {"heartbeat", "step"} - {kind}
         async with within(PATIENCE_S):
             while True:
                 event = await self.read()
                 if event.WhichOneof("event") in passing:
+                    continue
+                if others_may_end and event.ended.finish_reason:
                     continue
                 assert event.WhichOneof("event") == kind, event
                 return event

@@ -11,7 +11,7 @@ from batch_server.records import Line, LineResult
 
 _LATER: Final = frozenset({401, 429, 502, 503})  # nothing that the line could help
 _TOO_SLOW: Final = 408
-_AGAIN: Final = frozenset({"worker_lost"})  # amid the line, which may be its doing
+WORKER_LOST: Final = "worker_lost"  # amid the line, which may be its doing
 _OWN: Final = frozenset({"deadline_unreachable", "quota_exceeded"})
 _MOST_RETRY_S: Final = 300.0
 # JSON has these in strings alone, and readers of text take them for the end of a line.
@@ -47,7 +47,7 @@ def judge(answer: Answer) -> Verdict:
 
     What refuses without a router's error is none: a proxy, say, before routers that start again.
     """
-    if answer.status in _LATER and answer.code not in _AGAIN:
+    if answer.status in _LATER and answer.code != WORKER_LOST:
         return Verdict.ALONE if answer.code in _OWN else Verdict.LATER
     is_refused = 400 <= answer.status < 500 and answer.status != _TOO_SLOW and answer.code
     return Verdict.KEEP if is_refused or 200 <= answer.status < 300 else Verdict.AGAIN

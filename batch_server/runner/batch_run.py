@@ -1,11 +1,11 @@
 """One batch from where it stands to its end. What it has done is stored before it goes on."""
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from tenacity import AsyncRetrying, before_sleep_log, stop_after_attempt, wait_exponential
 
@@ -15,6 +15,8 @@ from batch_server.runner.input_file import Chunks, InputBounds, InputFile
 from batch_server.runner.line_check import LineMaker
 from batch_server.status import ENDED, BatchEvent, BatchStatus
 from batch_server.store.batches import BatchStore
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ class BatchRun:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            batch = await self._needs.batches.get(self._batch_id)
+            batch = await self._patiently(partial(self._needs.batches.get, self._batch_id))
             if batch is None or batch.status is BatchStatus.CANCELLING:
                 return
 
@@ -150,23 +152,26 @@ class BatchRun:
     async def _send_some(self, batch: Batch, waiting: "_Waiting") -> None:
         batches, sender = self._needs.batches, self._needs.sender
         owner = LineOwner(batch.tenant, batch.batch_id)
-        while (line := await waiting.take()) is not None:
-            read_body = functools.partial(batches.body, batch.batch_id, line.number)
+        while (line := await self._patiently(waiting.take)) is not None:
+            body = partial(batches.body, batch.batch_id, line.number)
+            read_body = partial(self._patiently, body)
             answer = await sender.answer(owner, batch.endpoint, line.request_id, read_body)
-            # Without it the line would be computed again, and those that are under way with it.
-            async for attempt in self._until_stored():
-                with attempt:
-                    await batches.add_results(batch.batch_id, [result_of(line, answer)])
+            results = [result_of(line, answer)]
+            await self._patiently(partial(batches.add_results, batch.batch_id, results))
 
-    def _until_stored(self) -> AsyncRetrying:
-        """What could not be stored is kept, and no other line taken, for some minutes."""
-        return AsyncRetrying(
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the database again and again, for some minutes.
+
+        Whoever gives up breaks off all lines of the batch, and those under way are computed anew.
+        """
+        asking = AsyncRetrying(
             sleep=self._needs.sleep,
             wait=wait_exponential(max=_STORE_PAUSE_S),
             stop=stop_after_attempt(_STORE_ATTEMPTS),
             before_sleep=before_sleep_log(logger, logging.WARNING),
             reraise=True,
         )
+        return await asking(ask)
 
     async def _finalize(self, batch: Batch) -> None:
         await self._fill(batch, *_EXPIRED)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from batch_server.runner.batch_run import BatchRun, Needs
-from diptych.cancellation import pass_on_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +22,7 @@ class Runner:
         self._sleep = sleep
         self._new: asyncio.Queue[str] = asyncio.Queue()
         self._runs: dict[str, BatchRun] = {}
+        self._is_ending = False
 
     @property
     def num_open(self) -> int:
@@ -46,9 +46,12 @@ class Runner:
             if batch_id not in self._runs:
                 self.begin(batch_id)
         async with asyncio.TaskGroup() as tasks:
-            while True:
-                batch_id = await self._new.get()
-                tasks.create_task(self._run(batch_id), name="batch")
+            try:
+                while True:
+                    batch_id = await self._new.get()
+                    tasks.create_task(self._run(batch_id), name="batch")
+            finally:
+                self._is_ending = True
 
     async def _run(self, batch_id: str) -> None:
         """What goes wrong with one is no other's matter, and is tried again from what is stored."""
@@ -60,7 +63,8 @@ class Runner:
                     return
                 except Exception:
                     logger.exception("batch broke off", extra={"batch": batch_id})
-                    pass_on_cancellation()
+                    if self._is_ending:  # which a group of tasks that broke may have hidden
+                        return
                 await self._sleep(_RETRY_S)
         finally:
             del self._runs[batch_id]

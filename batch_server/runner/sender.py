@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 import httpx
@@ -12,7 +13,14 @@ from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
 from batch_server.records import Endpoint, LineOwner
-from batch_server.runner.answers import Answer, Verdict, failed, judge, read_answer
+from batch_server.runner.answers import (
+    WORKER_LOST,
+    Answer,
+    Verdict,
+    failed,
+    judge,
+    read_answer,
+)
 from batch_server.runner.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -66,6 +74,7 @@ class LineSender:
         self._sleep = sleep
         self._clock = clock
         self._tell_at_s = float("-inf")
+        self._alone = asyncio.Lock()  # of suspects: so none is taken for another one's doing
 
     async def answer(
         self,
@@ -95,7 +104,8 @@ class LineSender:
         read_body: Callable[[], Awaitable[bytes]],
         tries: "_Tries",
     ) -> Answer:
-        async with self._slots.place(owner):
+        turn = self._alone if tries.is_suspect else nullcontext()
+        async with turn, self._slots.place(owner):
             answer = await self._post(endpoint, request_id, await read_body())
             return self._judged(answer, tries)
 
@@ -106,6 +116,7 @@ class LineSender:
         """
         if answer is None:
             raise self._refused("none could be reached")
+        tries.is_suspect |= answer.code == WORKER_LOST
         match judge(answer):
             case Verdict.LATER:
                 raise self._refused(str(answer.status), answer.retry_after_s)
@@ -169,6 +180,7 @@ class _Tries:
 
     def __init__(self, most: int) -> None:
         self._num_left = most
+        self.is_suspect = False  # workers were lost amid it: it, or one beside it, may end them
 
     def has_more(self) -> bool:
         """Whether it is tried once more, after one that failed."""

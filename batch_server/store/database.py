@@ -3,7 +3,9 @@
 import asyncio
 import fcntl
 import functools
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -19,6 +21,8 @@ from batch_server.store.tables import METADATA
 from diptych.errors import ConfigurationError
 from diptych.process import StuckThreadError
 
+logger = logging.getLogger(__name__)
+
 _PG_LOCK: Final = 0x64697074796368  # of this program among all that use the database
 _PG_LIVELINESS: Final[Mapping[str, object]] = {
     "connect_timeout": 10,  # s
@@ -26,8 +30,15 @@ _PG_LIVELINESS: Final[Mapping[str, object]] = {
     "keepalives_interval": 5,  # s
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,  # ms
-    "options": "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4",
 }
+# The same at its end, whose session holds the lock.
+_PG_SETTINGS: Final = (
+    "tcp_keepalives_idle = 10",
+    "tcp_keepalives_interval = 5",
+    "tcp_keepalives_count = 4",
+    "tcp_user_timeout = 30000",
+)
+_RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
 _BUSY_MS: Final = 5000
 _CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -47,12 +58,14 @@ class Database:
     Invariant: no second process has the same database open, so that no line is sent by two.
     """
 
-    def __init__(self, url: str, *, close_s: float = _CLOSE_S) -> None:
+    def __init__(self, url: str, *, close_s: float = _CLOSE_S, relock_s: int = _RELOCK_S) -> None:
         """``close_s``: the patience with what it is at, when it is left; then StuckThreadError.
+        ``relock_s``: that with a lock that its own session of before may hold.
 
         Raises ConfigurationError: ``url`` names no database that could be used.
         """
         self._close_s = close_s
+        self._relock_s = relock_s
         self._url: Final[URL] = _read_url(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         try:
@@ -68,7 +81,8 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None
         self._is_lost = asyncio.Event()
-        set_up = _set_up_sqlite if self._is_sqlite else _lock_postgres
+        self._num_lock_attempts = 1  # a second apart; later there was a session of our own
+        set_up = _set_up_sqlite if self._is_sqlite else self._lock_postgres
         event.listen(self._engine, "connect", set_up)
 
     async def __aenter__(self) -> Self:
@@ -124,6 +138,19 @@ class Database:
             why = " ".join(str(getattr(error, "orig", None) or error).split())
             raise ConfigurationError(f"--database: {why}") from None
 
+    def _lock_postgres(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        """Of the one connection; a new one takes it anew, from its own session before if need be.
+
+        Raises ConfigurationError.
+        """
+        _set_up_postgres(connection)
+        for _ in range(self._num_lock_attempts):
+            if _has_postgres_lock(connection):
+                self._num_lock_attempts = self._relock_s
+                return
+            time.sleep(1.0)
+        raise ConfigurationError("--database: it is used by another process")
+
     def _lock_sqlite(self) -> None:
         path = self._url.database
         if not path or path == ":memory:" or path.startswith("file:"):
@@ -161,11 +188,7 @@ def _read_url(given: str) -> URL:
 
 
 def _lively(url: URL) -> dict[str, object]:
-    """How connections to PostgreSQL are made, but for what the URL says itself.
-
-    A connection that is lost without a word has to end at both ends, soon: the server's holds
-    the lock.
-    """
+    """How connections to PostgreSQL are made, but for what the URL says itself."""
     return {name: value for name, value in _PG_LIVELINESS.items() if name not in url.query}
 
 
@@ -177,12 +200,25 @@ def _set_up_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> N
     cursor.close()
 
 
-def _lock_postgres(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-    """Held as long as the connection, of which there is one; a new one takes it anew."""
+def _set_up_postgres(connection: DBAPIConnection) -> None:
+    """A connection that is lost without a word ends at the server's end too, soon."""
+    for setting in _PG_SETTINGS:
+        cursor = connection.cursor()
+        try:
+            cursor.execute(f"SET {setting}")
+            connection.commit()
+        except Exception:  # noqa: BLE001 - of the driver, which is not imported here
+            logger.warning("PostgreSQL does not take a setting", extra={"setting": setting})
+            connection.rollback()
+        finally:
+            cursor.close()
+
+
+def _has_postgres_lock(connection: DBAPIConnection) -> bool:
+    """Take it, or not. It is held as long as the connection."""
     cursor = connection.cursor()
     cursor.execute(f"SELECT pg_try_advisory_lock({_PG_LOCK})")
     row = cursor.fetchone()
     cursor.close()
     connection.commit()
-    if not row or not row[0]:
-        raise ConfigurationError("--database: it is used by another process")
+    return bool(row and row[0])

@@ -16,6 +16,10 @@ from diptych.errors import ConfigurationError
 _TIMEOUT_S: Final = 60.0
 
 
+class _RefusedError(BatchError):
+    """The server said that it will not do it."""
+
+
 class HttpBatchClient:
     """See :class:`diptych.cli.batch_client.BatchClient`."""
 
@@ -70,9 +74,7 @@ class HttpBatchClient:
         }
         try:
             return _state_of(self._ask("POST", "/v1/batches", json=body))
-        except AwayError:  # it may be there
-            raise
-        except BatchError:
+        except _RefusedError:  # after anything else it may be there
             with suppress(BatchError):
                 self._ask("DELETE", f"/v1/files/{uploaded['id']}")
             raise
@@ -100,7 +102,8 @@ class HttpBatchClient:
         with self._told():
             response = self._http.request(method, path, **sent)  # type: ignore[arg-type]
             if response.status_code != 200:
-                raise BatchError(_reason(response))
+                is_refused = 400 <= response.status_code < 500
+                raise (_RefusedError if is_refused else BatchError)(_reason(response))
             try:
                 content: Mapping[str, object] = response.json()
             except ValueError:

@@ -4,6 +4,7 @@ import io
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,17 +34,17 @@ def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
     stage = f"fetching {model} from the hub"
     progress(stage, 0.0)
     fetch = partial(snapshot_download, model, cache_dir=cache_dir.expanduser() / "hub")
-    silent = _bars(lambda done_ratio: progress(stage, 0.0))
-    told = _bars(lambda done_ratio: progress(stage, done_ratio))
+    told = _Told(partial(progress, stage))
     try:
         folder = Path(
-            fetch(allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OURS, tqdm_class=silent)
+            fetch(allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OURS, tqdm_class=_bars(told))
         )
+        told.num_bytes = _num_bytes(folder)
         # The same revision, though the hub may have a newer one by now.
-        fetch(allow_patterns=_weight_files(folder), revision=folder.name, tqdm_class=told)
-    except AbandonedError:
-        raise
+        fetch(allow_patterns=_weight_files(folder), revision=folder.name, tqdm_class=_bars(told))
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
+        if told.is_abandoned:
+            raise AbandonedError from None
         lines = str(error).strip().splitlines()
         detail = lines[0] if lines else type(error).__name__
         raise ConfigurationError(
@@ -53,32 +54,65 @@ def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
     return folder
 
 
-def _bars(report: Callable[[float], None]) -> "type[tqdm[Any]]":
-    """Bars of the hub's client, drawn nowhere: they report how much of all bytes is there.
+class _Told:
+    """How much of the weights is there, as one thread at a time reports it."""
 
-    ``report`` is called by one thread at a time; what it raises ends the download.
-    """
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self.num_bytes = 0  # of all weights; 0: not known, so nothing is told
+        self.is_abandoned = False
+        self._report = report
+        self._most = 0.0
+        self._turn = threading.Lock()
+
+    def has(self, num_bytes: float) -> None:
+        """So many are there. Raises AbandonedError, also where the hub's own threads drop that."""
+        with self._turn:
+            if self.num_bytes:
+                self._most = max(self._most, min(1.0, num_bytes / self.num_bytes))
+            try:
+                self._report(self._most)
+            except AbandonedError:
+                if not self.is_abandoned:
+                    self.is_abandoned = True
+                    _end_xet()
+                raise
+
+
+def _end_xet() -> None:
+    """End what its library in Rust downloads, which does not hear of errors in Python."""
+    with suppress(Exception):
+        from huggingface_hub.utils import _xet
+
+        _xet.abort_xet_session()  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _bars(told: _Told) -> "type[tqdm[Any]]":
+    """Bars of the hub's client, drawn nowhere: they tell how many bytes are there."""
     from tqdm import tqdm
-
-    turn = threading.Lock()
-    most = 0.0
 
     class Reporting(tqdm):  # type: ignore[type-arg]
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "file": io.StringIO()})
+            options.pop("name", None)  # of a subclass that the hub's client has
+            # A bar that is disabled, as the environment may ask, counts nothing.
+            super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})
 
         def update(self, n: float | None = 1) -> bool | None:
-            nonlocal most
             shown = super().update(n)
-            with turn:
-                if self.unit == "B" and self.total:  # else it counts files
-                    most = max(most, min(1.0, self.n / self.total))
-                report(most)
+            told.has(self.n if self.unit == "B" else 0)  # else it counts files
             return shown
 
         def display(self, *args: Any, **options: Any) -> None: ...
 
     return Reporting
+
+
+def _num_bytes(folder: Path) -> int:
+    """Of all weights, as their index says; 0: it does not."""
+    try:
+        num = json.loads((folder / _INDEX_NAME).read_text("utf-8"))["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return num if isinstance(num, int) and num > 0 else 0
 
 
 def _weight_files(folder: Path) -> list[str]:

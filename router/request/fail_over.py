@@ -79,7 +79,9 @@ class FailOver:
             return None
         kind = lease_failure(error, is_opening=lease.is_opening)
         if kind in (FailureKind.LEASE_LOST, FailureKind.LEASE_EXPIRED):
-            error = worker_errors.broken_off("prefill", lease.worker, error)
+            error = worker_errors.broken_off(
+                "prefill", lease.worker, error, had_begun=not lease.is_opening
+            )
         self._attempt.drop_lease()
         return self._recover(kind, lease.worker, error)
 
@@ -100,7 +102,9 @@ class FailOver:
             error = worker_errors.ended(event.error)
             kind = reservation_failure(error, is_reserving=held.is_reserving)
             if kind is FailureKind.RESERVATION_LOST:
-                error = worker_errors.broken_off("decode", held.worker, error)
+                error = worker_errors.broken_off(
+                    "decode", held.worker, error, had_begun=not held.is_reserving
+                )
         else:
             kind = FailureKind.RESERVATION_LOST
             error = worker_errors.lost("decode", held.worker, event.message)

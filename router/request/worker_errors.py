@@ -5,6 +5,7 @@ from diptych.errors import (
     BlocksExhaustedError,
     DeadlineUnreachableError,
     DiptychError,
+    LeaseExpiredError,
     ModelChangedError,
     NoWorkerError,
     QueueTimeoutError,
@@ -62,13 +63,18 @@ def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
     return WorkerLostError(message, retry_after_s=RETRY_LATER_S)
 
 
-def broken_off(role: str, worker: WorkerId, error: DiptychError) -> DiptychError:
-    """A worker ended what it held, and said this.
+def broken_off(
+    role: str, worker: WorkerId, error: DiptychError, *, had_begun: bool
+) -> DiptychError:
+    """A worker ended what it held, or never took it, and said this.
 
     A step that failed stays one: it may be the request's own doing, and would fail again.
     """
     if isinstance(error, StepFailedError):
         return StepFailedError(f"{role} worker {worker.address}: {error.message}")
+    if not had_begun or error.reason == LeaseExpiredError.reason:  # nobody was lost by it
+        message = f"{role} worker {worker.address}: {error.message}"
+        return NoWorkerError(message, retry_after_s=RETRY_LATER_S)
     return lost(role, worker, error.message)
 
 

@@ -6,11 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
+from batch_server.store import database
 from batch_server.store.database import Database
 from diptych.errors import ConfigurationError
 from tests import postgres
@@ -96,13 +97,33 @@ async def test_a_connection_that_broke_is_made_anew_and_the_batch_goes_on(
 
 
 async def test_a_server_from_which_another_took_the_database_ends(url: str) -> None:
-    async with Database(url) as first:
+    async with Database(url, relock_s=1) as first:
         keeping = asyncio.get_running_loop().create_task(first.keep())
         await asyncio.to_thread(end_sessions, url)
         with pytest.raises(OperationalError):
-            await first.call(lambda connection: connection.execute(text("SELECT 1")))
+            await first.call(one)
         async with Database(url):
             with pytest.raises(ConfigurationError, match="another process"):
-                await first.call(lambda connection: connection.execute(text("SELECT 1")))
+                await first.call(one)
             with pytest.raises(ConfigurationError, match="took it"):
                 await keeping
+
+
+async def test_the_lock_of_ones_own_session_is_waited_for(url: str) -> None:
+    """The server may hear later than we do that a connection broke."""
+    engine = create_engine(url)
+    async with Database(url) as first:
+        await asyncio.to_thread(end_sessions, url)
+        with pytest.raises(OperationalError):
+            await first.call(one)
+        with engine.connect() as session:
+            session.execute(text(f"SELECT pg_advisory_lock({database._PG_LOCK})"))
+            asking = asyncio.get_running_loop().create_task(first.call(one))
+            await asyncio.sleep(0.5)
+            assert not asking.done()
+        engine.dispose()
+        assert await asking == 1
+
+
+def one(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT 1")).scalar_one())

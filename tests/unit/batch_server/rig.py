@@ -213,7 +213,9 @@ async def opened(
         sender = LineSender(
             client, ROUTERS, slots, max_attempts, answers, sleep=sleep, clock=lambda: rig.clock_s
         )
-        needs = Needs(batches, files, sender, bounds, max_concurrent, lambda: rig.clock_s)
+        needs = Needs(
+            batches, files, sender, bounds, max_concurrent, lambda: rig.clock_s, sleep=sleep
+        )
         rig = Rig(files, batches, needs, BatchRun(BATCH, needs), slots, pauses)
         yield rig
 

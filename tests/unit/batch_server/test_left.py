@@ -110,6 +110,34 @@ async def test_what_could_not_be_stored_is_not_computed_again(
     assert (batch.num_completed, len(routers.asked), failures) == (8, 8, [])
 
 
+@pytest.mark.parametrize("name", ["body", "get", "unanswered"])
+async def test_what_cannot_be_read_for_a_while_breaks_off_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As while PostgreSQL is started again, amid eight lines under way."""
+    read, left = getattr(BatchStore, name), [None] * 5
+
+    async def failing(self: BatchStore, *args: Any) -> Any:
+        if left and routers.asked:
+            left.pop()
+            raise OSError("connection refused")
+        return await read(self, *args)
+
+    monkeypatch.setattr(BatchStore, name, failing)
+    routers = FakeRouters()
+    async with opened(tmp_path, routers, max_concurrent=4) as rig, asyncio.TaskGroup() as tasks:
+        await rig.add_input(LINES)
+        await rig.add_batch(expires_s=NOW_S + 10**6)
+        runner = Runner(rig.needs, rig.needs.sleep)
+        running = tasks.create_task(runner.run(), name="runner")
+        while not routers.asked:
+            await asyncio.sleep(0)
+        runner.look(BATCH)
+        await until(lambda: not runner.num_open, 30, "the batch ends")
+        running.cancel()
+    assert len(routers.asked) == 8
+
+
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_a_runner_that_is_told_to_end_while_something_breaks_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_turns: int

@@ -160,6 +160,35 @@ async def test_a_line_that_ends_workers_is_sent_a_few_times_and_slows_no_other(
     assert len(routers.asked) == 7 + 5
 
 
+async def test_lines_beside_one_that_ends_workers_are_answered(tmp_path: Path) -> None:
+    """All that are with the routers together die together, and come back together."""
+    under_way: set[str] = set()
+    gone: set[str] = set()
+
+    class Together(FakeRouters):
+        async def __call__(self, request: httpx.Request) -> httpx.Response:
+            name = request.content.decode()
+            self.asked.append(request)
+            under_way.add(name)
+            for _ in range(200):  # until those that come back together are all there
+                await asyncio.sleep(0)
+            if any("line 0" in each for each in under_way):
+                gone.update(under_way)
+            under_way.discard(name)
+            if name not in gone:
+                return well(request)
+            gone.discard(name)
+            return httpx.Response(503, json={"error": {"code": "worker_lost"}})
+
+    routers = Together()
+    async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT, max_attempts=3) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + 3600)
+        batch = await rig.run()
+        (failed,) = await rig.content(batch.error_file_id)
+    assert (failed["custom_id"], batch.num_completed) == ("line 0", 7)
+
+
 @pytest.mark.parametrize("status", [408, 500, 504])
 async def test_what_fails_is_tried_again_a_few_times(tmp_path: Path, status: int) -> None:
     routers = refusing(status, times=99)

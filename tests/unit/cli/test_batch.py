@@ -259,6 +259,25 @@ def test_the_upload_of_a_batch_that_is_refused_is_deleted(
     assert capsys.readouterr().err == "diptych batch: 32 have not ended yet\n"
 
 
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_the_input_of_a_batch_that_may_have_been_made_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    asked: list[str] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        request.read()
+        asked.append(request.method)
+        is_file = request.url.path == "/v1/files"
+        return httpx.Response(200 if is_file else status, json={"id": "file-x"})
+
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n")
+    by(monkeypatch, server)
+    assert batch.run(["submit", str(path)]) == 1
+    assert asked == ["POST", "POST"]
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_results_that_nobody_takes_are_no_traceback(is_full: bool) -> None:
     """As ``| head`` leaves them; or where the disk is full."""

@@ -1,10 +1,9 @@
 """What clients may ask of the batch server, through its ASGI application."""
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,73 +11,22 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
-from batch_server.desk.batches import BatchDesk
-from batch_server.desk.files import FileDesk, UploadBounds
-from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
+from batch_server.desk.files import FileDesk
+from batch_server.http.batches import MAX_BODY_BYTES
 from batch_server.http.files import FileAnswers
-from batch_server.http.routes import make_app
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
-from batch_server.store.batches import TenantBounds
 from batch_server.store.files import FileStore
 from diptych.api_keys import digest
 from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
-from router.frontend.callers.callers import Anybody, Callers, KnownCallers
-from router.frontend.http.exchange import CONNECTION, TENANT, BodyRoom
-from tests.unit.batch_server.rig import CHAT, INPUT, Rig, held_up, line, opened
-
-DATA = line("a", "one")
-BODY: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h"}
-BOUNDS = UploadBounds(max_file_bytes=100_000, max_tenant_bytes=150_000, patience_s=30.0)
-
-
-def app_of(
-    rig: Rig, callers: Callers, bounds: UploadBounds, runner: Runner, clock: Callable[[], float]
-) -> ASGIApp:
-    tenants = TenantBounds(max_open=2, max_bytes=bounds.max_tenant_bytes)
-    return make_app(
-        FileAnswers(FileDesk(rig.files, bounds, clock), bounds.max_file_bytes, 30.0),
-        BatchAnswers(BatchDesk(rig.batches, rig.files, runner, tenants, clock)),
-        callers,
-        BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
-    )
-
-
-@asynccontextmanager
-async def asked(
-    rig: Rig,
-    callers: Callers | None = None,
-    bounds: UploadBounds = BOUNDS,
-    runner: Runner | None = None,
-) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application; batches go on where ``runner`` does.
-
-    Each request comes a second later.
-    """
-    seconds = itertools.count(1_000)
-
-    def clock() -> float:
-        return float(next(seconds))
-
-    runner = runner or Runner(rig.needs)
-    app = app_of(rig, callers or Anybody(), bounds, runner, clock)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        yield client
-
-
-async def upload(
-    client: httpx.AsyncClient, data: bytes = DATA, *, headers: dict[str, str] | None = None
-) -> str:
-    files = {"file": ("in.jsonl", data)}
-    answer = await client.post("/v1/files", files=files, data={"purpose": "batch"}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    made: str = answer.json()["id"]
-    return made
+from router.frontend.callers.callers import Anybody, KnownCallers
+from router.frontend.http.exchange import CONNECTION, TENANT
+from tests.unit.batch_server.http_rig import BODY, BOUNDS, DATA, app_of, asked, upload
+from tests.unit.batch_server.rig import INPUT, held_up, line, opened
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:

@@ -591,19 +591,3 @@ async def test_a_place_that_nobody_has_to_leave_is_news() -> None:
     assert world.num_changes == 0
     world.says("d0:1", num_running=3, num_giving_way=3, max_num_seqs=4)
     assert world.num_changes == 1
-
-
-async def test_what_the_roomiest_worker_can_run_is_not_refused_while_it_starts_again() -> None:
-    world = World(decode=2)
-    world.says("d1:1", max_model_len=4000)
-    assert world.cluster.max_model_len == 4000
-    world.watch("d1:1")._lose("a cut line")
-    assert world.cluster.max_model_len == 4000, "it is lost"
-    world.says("d1:1", incarnation="again", state=worker_pb2.SERVING_STATE_STARTING)
-    assert world.cluster.max_model_len == 4000, "it starts"
-    world.says("d1:1", incarnation="again", max_model_len=2000)
-    assert world.cluster.max_model_len == 2000, "another setting"
-    world.says("d1:1", incarnation="again", max_model_len=4000)
-    world.cluster.set_members(targets([], ["d0:1"]))
-    world.says("d0:1", max_num_seqs=5)
-    assert world.cluster.max_model_len == 1000, "it was left"

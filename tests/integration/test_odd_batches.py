@@ -15,8 +15,8 @@ from hypothesis import settings
 
 from tests.integration.odd_bodies import ODD_VALUES, OddBody, odd_body
 from tests.notes import Note
-from tests.unit.batch_server.rig import CHAT, line, opened
 from tests.unit.batch_server.http_rig import BOUNDS, asked, upload
+from tests.unit.batch_server.rig import CHAT, line, opened
 
 IS_LONG = settings.get_current_profile_name() == "long"
 NUM_REQUESTS = 10_000 if IS_LONG else 120

@@ -1,7 +1,11 @@
 """How long a request may be, while workers come and go."""
 
+import pytest
+
 from diptych.v1 import worker_pb2
 from tests.unit.router.cluster.world import World, targets
+
+pytestmark = pytest.mark.usefixtures("no_sockets")
 
 
 async def test_what_the_roomiest_worker_can_run_is_not_refused_while_it_starts_again() -> None:

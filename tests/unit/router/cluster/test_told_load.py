@@ -1,0 +1,233 @@
+"""What placement sees of workers' load: what they told, and what was sent since."""
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.block_needs import ShippedBytes
+from diptych.step_model import StepCost, StepModel, StepWork
+from diptych.v1 import decode_pb2, worker_pb2
+from router.config import RouterConfig
+from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
+from tests.unit.router.cluster.last_words import LastWords
+from tests.unit.router.cluster.world import World
+
+pytestmark = pytest.mark.usefixtures("no_sockets")
+
+
+async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
+    world = World(prefill=1, decode=1)
+    worker = WorkerId("p0:1", "p0:1-1")
+    pool, most = world.cluster.prefill_backlog, RouterConfig(model="m").max_pending_prefill_tokens
+    pool.opened(1, worker, most, b"")
+    assert not world.cluster.snapshot().prefill[0].has_runway
+    world.num_changes = 0
+    pool.accepted(1, 100)
+    assert world.num_changes == 1
+    assert world.cluster.snapshot().prefill[0].num_pending_tokens == most - 100
+    pool.computed(1)
+    assert world.cluster.snapshot().prefill[0].num_pending_tokens == 0
+
+
+async def test_runway_is_a_time_once_the_worker_tells_its_rate() -> None:
+    """Of prompts that had begun only the rest counts."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 200, b"")
+    assert world.cluster.snapshot().prefill[0].has_runway, "2 s"
+    pool.opened(2, worker, 1, b"")
+    pool.accepted(1, 0)
+    pool.accepted(2, 0)
+    assert not world.cluster.snapshot().prefill[0].has_runway
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=150)
+    assert world.cluster.snapshot().prefill[0].has_runway
+    assert world.num_changes == 1
+
+
+def without_local(world: World) -> Snapshot:
+    """Decode workers compute no prompts."""
+    found = world.cluster.snapshot()
+    return replace(found, decode=tuple(replace(v, local_prefill=False) for v in found.decode))
+
+
+async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
+    """As long as there is not as much again."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 300, b"flood")
+    snapshot = without_local(world)
+    assert not snapshot.has_room
+    assert not snapshot.has_room_for([b"flood"])
+    assert snapshot.has_room_for([b"flood", b"light"])
+    asks = Query(num_tokens=10, num_max_tokens=20, payer=b"light")
+    assert isinstance(world.policy.place(asks, snapshot), Paired)
+    assert world.policy.place(replace(asks, payer=b"flood"), snapshot) is None
+    pool.opened(2, worker, 10, b"light")
+    assert not without_local(world).has_room_for([b"light"])
+    pool.opened(4, worker, 10, b"light")
+    pool.computed(4)
+    assert not without_local(world).has_room_for([b"light"]), "its other prompt waits"
+    pool.opened(3, worker, 100, b"third")
+    assert not without_local(world).has_room_for([b"fourth"])
+    pool.computed(2)
+    pool.computed(3)
+    assert without_local(world).has_room_for([b"light"])
+
+
+async def test_what_the_worker_had_not_accepted_when_it_told_is_on_its_way() -> None:
+    """Else a message that crosses what is sent would open the runway once more."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 201, b"")
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=0)
+    view = world.cluster.snapshot().prefill[0]
+    assert (view.has_runway, view.num_pending_tokens, world.num_changes) == (False, 201, 0)
+    pool.accepted(1, 0)
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=0)
+    assert world.cluster.snapshot().prefill[0].has_runway, "all but the last step is computed"
+
+
+async def test_that_payers_may_send_beyond_is_news() -> None:
+    """The runway is spent before and after."""
+    world = World(prefill=1, decode=1)
+    worker, pool = WorkerId("p0:1", "p0:1-1"), world.cluster.prefill_backlog
+    world.says("p0:1", prefill_tokens_per_s=100.0)
+    pool.opened(1, worker, 500, b"flood")
+    pool.accepted(1, 0)
+    assert not without_local(world).has_room_for([b"light"])
+    world.num_changes = 0
+    world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=399)
+    assert world.num_changes == 1
+    assert without_local(world).has_room_for([b"light"])
+    assert not without_local(world).has_room
+
+
+async def test_that_no_prompt_waits_any_more_is_news() -> None:
+    """Who takes only what nobody else wants may have it now."""
+    world = World(prefill=1, decode=1)
+    pool = world.cluster.prefill_backlog
+    pool.opened(1, WorkerId("p0:1", "p0:1-1"), 100, b"")
+    world.num_changes = 0
+    pool.accepted(1, 40)
+    assert world.num_changes == 0
+    pool.computed(1)
+    assert world.num_changes == 1
+    for address in ("p0:1", "d0:1"):
+        world.says(address, num_pending_prefill_tokens=60)
+        assert world.num_changes == 1
+        world.says(address, num_pending_prefill_tokens=60)
+        assert world.num_changes == 1
+        world.says(address)
+        assert world.num_changes == 2
+        world.says(address)
+        assert world.num_changes == 2
+        world.num_changes = 1
+
+
+async def test_load_is_that_of_others_and_our_own() -> None:
+    world = World(decode=1)
+    link = world.link("d0:1")
+    assert link.reserve(decode_pb2.Reserve(sequence_id=1), LastWords())
+    world.says("d0:1", num_running=3)  # one of them is ours
+    assert world.cluster.snapshot().decode[0].num_sequences == 3
+    assert link.reserve(decode_pb2.Reserve(sequence_id=2), LastWords())
+    assert world.cluster.snapshot().decode[0].num_sequences == 4
+    link.release(1)
+    link.release(2)
+    assert world.cluster.snapshot().decode[0].num_sequences == 2
+
+
+async def test_views_carry_what_workers_measured() -> None:
+    world = World(prefill=1, decode=1)
+    world.says("p0:1", prefill_tokens_per_s=2000.0)
+    world.says("d0:1", decode_step_s=0.05, blocks=worker_pb2.BlockCounts(total=9, free=3, cached=4))
+    (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
+    assert prefill.tokens_per_s == 2000.0
+    assert (decode.step_s, decode.num_available_blocks, decode.max_num_seqs) == (0.05, 7, 4)
+    assert decode.bytes_per_s == {"p0:1-1": 2e9}
+    assert decode.shipped == ShippedBytes.even(100)
+
+
+async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_since() -> None:
+    """Until a worker speaks again: then it has counted what it was sent."""
+    world = World(prefill=1, decode=1)
+    assert world.cluster.snapshot().prefill[0].engine is None
+    model = StepModel(StepCost(0.04, 0.002, num_steps=30), StepCost(0.1, num_steps=30))
+    load = {
+        "step_model": model.to_proto(),
+        "max_batched_tokens": 512,
+        "num_pending_prefill_tokens": 70,
+        "num_pending_attention_pairs": 900,
+        "num_decoding": 2,
+        "num_context_tokens": 50,
+    }
+    said = EngineView(model=model, max_batched_tokens=512, work=StepWork(2, 50, 70, 900))
+    for _ in range(2):
+        world.says("p0:1", **load)
+        world.says("d0:1", **load)
+        snapshot = world.cluster.snapshot()
+        assert (snapshot.prefill[0].engine, snapshot.decode[0].engine) == (said, said)
+        prefill, decode = snapshot.prefill[0].worker, snapshot.decode[0].worker
+        sequence_id = next(world._next_id)
+        world.cluster.prefill_backlog.opened(sequence_id, prefill, 30, b"")
+        world.cluster.prefill_backlog.accepted(sequence_id, 0)
+        for to_pull in (False, True):
+            world.reserve(decode, num_tokens=20, to_pull=to_pull)
+        snapshot = world.cluster.snapshot()
+        assert snapshot.prefill[0].engine == replace(said, num_departed_tokens=30)
+        assert snapshot.decode[0].engine == replace(said, num_departed_tokens=20)
+
+
+async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() -> None:
+    """It told after it had computed a prompt, and its word of that came later."""
+    world = World(prefill=1, decode=1)
+    model = StepModel(StepCost(0.1, 0.01), StepCost(0.2, 0.01)).to_proto()
+    backlog = world.cluster.prefill_backlog
+    worker = world.cluster.snapshot().prefill[0].worker
+
+    def engine() -> EngineView:
+        view = world.cluster.snapshot().prefill[0].engine
+        assert view is not None
+        return view
+
+    backlog.opened(1, worker, 300, b"")
+    backlog.accepted(1, 0)
+    world.says("p0:1", step_model=model, max_batched_tokens=512)  # nothing waits there any more
+    backlog.computed(1)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 300)
+    backlog.opened(2, worker, 200, b"")
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (200, 300)
+    backlog.accepted(2, 50)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (150, 300)
+    world.says("p0:1", step_model=model, num_pending_prefill_tokens=150)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 0)
+    backlog.computed(2)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 150)
+
+
+async def test_places_and_blocks_of_who_gives_way_are_room() -> None:
+    world = World(decode=1)
+    counts = worker_pb2.BlockCounts(total=9, free=3, cached=4, running=2)
+    world.says("d0:1", num_running=4, num_giving_way=1, num_giving_way_blocks=2, blocks=counts)
+    (view,) = world.cluster.snapshot().decode
+    assert (view.num_sequences, view.max_num_seqs, view.has_room) == (4, 4, True)
+    assert (view.num_available_blocks, view.num_obtainable_blocks) == (7, 9)
+    world.says("d0:1", num_running=4, blocks=counts)
+    assert not world.cluster.snapshot().decode[0].has_room
+
+
+async def test_a_place_that_nobody_has_to_leave_is_news() -> None:
+    """A batch, for which nobody leaves, waits for one; others had room all the time."""
+    world = World(prefill=1, decode=1)
+    world.says("d0:1", num_running=4, num_giving_way=4, max_num_seqs=4)
+    assert world.cluster.snapshot().decode[0].has_room
+    world.num_changes = 0
+    world.says("d0:1", num_running=4, num_giving_way=3, max_num_seqs=4)
+    assert world.num_changes == 0
+    world.says("d0:1", num_running=3, num_giving_way=3, max_num_seqs=4)
+    assert world.num_changes == 1

@@ -16,7 +16,6 @@ from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
-from diptych.telemetry.metrics import LoopHistogram
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Attributes, Metadata, Tracing
 from router.generation.answer import Timing, Usage
@@ -201,12 +200,12 @@ class RequestObserver:
             self._longest_wait_s = time.monotonic() - self.received_s
         else:
             self._longest_wait_s = max(self._longest_wait_s, gap_s)
-            _observe_gap(self._metrics.requests.emission_seconds, num_tokens, gap_s)
+            self._metrics.requests.emission_seconds.observe_together(num_tokens, gap_s)
 
     def written(self, num_tokens: int, gap_s: float | None) -> None:
         """A response was written; ``gap_s`` since the one before."""
         if gap_s is not None and num_tokens:
-            _observe_gap(self._metrics.requests.itl_seconds, num_tokens, gap_s)
+            self._metrics.requests.itl_seconds.observe_together(num_tokens, gap_s)
 
     def ended(
         self,
@@ -344,10 +343,3 @@ def _name_of(placement: Placement) -> str:
             return "prefill_only"
         case DecodeOnly():
             return placement.why.value
-
-
-def _observe_gap(histogram: LoopHistogram, num_tokens: int, gap_s: float) -> None:
-    """Tokens that come together have no gaps between them."""
-    histogram.observe(gap_s)
-    if num_tokens > 1:
-        histogram.observe(0.0, num_tokens - 1)

@@ -126,6 +126,13 @@ class LoopHistogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += num_times
         self._sum += value * num_times
 
+    def observe_together(self, num: int, gap_s: float) -> None:
+        """Of so many that came ``gap_s`` after the one before, with no gaps between them."""
+        self._counts[bisect_left(self._bounds, gap_s)] += 1
+        self._sum += gap_s
+        if num > 1:
+            self.observe(0.0, num - 1)
+
     def describe(self) -> Iterator[Metric]:
         """See the library's Collector."""
         yield HistogramMetricFamily(self._name, self._definition)

@@ -38,6 +38,16 @@ class Detokenizer:
     ``min_tokens``-th or a later one. Cost per token: its own characters.
     """
 
+    __slots__ = (
+        "_assembler",
+        "_has_stop",
+        "_held",
+        "_is_finished",
+        "_matcher",
+        "_min_tokens",
+        "_num_tokens",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -110,6 +110,13 @@ class TokenText:
 
 
 class _ByteLevelAssembler:
+    __slots__ = (
+        "_decoder",
+        "_is_within",
+        "_pieces",
+        "_shown_ids",
+    )
+
     def __init__(self, pieces: TokenText, shown_ids: frozenset[int]) -> None:
         self._pieces = pieces
         self._shown_ids = shown_ids

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 # Between two messages of one Watch stream: at the least, when only the load is another
 # (each step of the engine changes it), and at the most.
 _LEAST_GAP_S = 0.02
-_LOAD_GAP_S = 0.25
+LOAD_GAP_S = 0.25
 _LONGEST_GAP_S = 1.0
 
 
@@ -179,8 +179,8 @@ class WatchServicer(worker_pb2_grpc.WorkerServicer):
                 urgent.clear()
                 yield status.snapshot()
                 await asyncio.sleep(_LEAST_GAP_S)
-                await _wait(urgent, _LOAD_GAP_S - _LEAST_GAP_S)
-                await _wait(changed, _LONGEST_GAP_S - _LOAD_GAP_S)
+                await _wait(urgent, LOAD_GAP_S - _LEAST_GAP_S)
+                await _wait(changed, _LONGEST_GAP_S - LOAD_GAP_S)
 
     async def EndTraces(
         self, request: worker_pb2.EndTracesRequest, context: Context

@@ -90,7 +90,7 @@ class Dispatch:
     @property
     def awaits_tokens(self) -> bool:
         """Whether tokens are news here; of all others ``heard`` need not be told."""
-        return bool(self._expecting) or self._is_decode_foretold
+        return bool(self._expecting) or (self._foretold is not None and self._is_decode_foretold)
 
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""

@@ -30,6 +30,16 @@ class EmittedTokens:
     complete output. Owned by the request's machine.
     """
 
+    __slots__ = (
+        "_shape",
+        "_sink",
+        "complete_reason",
+        "num_max_tokens",
+        "num_sequence_tokens",
+        "stop_matched",
+        "token_ids",
+    )
+
     def __init__(self, shape: RequestShape, sink: TokenSink) -> None:
         self.token_ids: list[int] = []
         self.complete_reason = 0

@@ -34,6 +34,25 @@ from router.request.stall_watch import StallWatch
 class RequestMachine:
     """See the module's text. ``handle`` is its only input."""
 
+    __slots__ = (
+        "_actions",
+        "_deadline_s",
+        "_deps",
+        "_ended_due_s",
+        "_fail_over",
+        "_is_in_front",
+        "_output",
+        "_placing",
+        "_retry",
+        "_stall_watch",
+        "_told",
+        "attempt",
+        "num_computed_prompt_tokens",
+        "num_preemptions",
+        "state",
+        "wake_at_s",
+    )
+
     def __init__(
         self,
         shape: RequestShape,

@@ -74,6 +74,33 @@ class ResponseBuilder:
     once there are ``interval`` of them. The one owner is the request's session.
     """
 
+    __slots__ = (
+        "_clock",
+        "_detokenizer",
+        "_includes_stop",
+        "_interval",
+        "_last_token_id",
+        "_max_unsent",
+        "_num_due",
+        "_num_resumed",
+        "_num_unsent",
+        "_num_written",
+        "_on_emitted",
+        "_prompt_parts",
+        "_shape",
+        "_split",
+        "_unsent_ids",
+        "_unsent_logprobs",
+        "_unsent_margins",
+        "_unsent_said",
+        "_unsent_text",
+        "_unsent_thoughts",
+        "moments",
+        "num_output_tokens",
+        "states",
+        "stop_match",
+    )
+
     def __init__(
         self,
         shape: RequestShape,

@@ -50,7 +50,35 @@ class Session:
 
     ``start``, then ``next_event`` until it has none, then ``close``. All other methods
     are synchronous and called on the event loop, also while the client takes its time.
+
+    It and what it owns have slots, as each token looks at all of it: that is memory of many
+    sessions in turn, little of which is in a cache (1.6 of 14 µs).
     """
+
+    __slots__ = (
+        "_answer",
+        "_bug",
+        "_config",
+        "_dispatch",
+        "_error",
+        "_finish_reason",
+        "_finished",
+        "_is_ended",
+        "_loop",
+        "_machine",
+        "_num_taken",
+        "_observer",
+        "_on_failed",
+        "_on_output",
+        "_outlet",
+        "_request",
+        "_request_id",
+        "_services",
+        "_terms",
+        "_timer",
+        "_timer_at_s",
+        "_waiter",
+    )
 
     def __init__(
         self,
@@ -265,7 +293,7 @@ class Session:
             if self._answer.is_overfull:
                 unread = self._config.client_buffer_messages
                 self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
-            if self._machine.wake_at_s != self._timer_at_s:
+            if self._machine.wake_at_s is not self._timer_at_s:
                 self._arm_timer()
             while self._answer.is_due:
                 if not self._write_at_once():

@@ -1,5 +1,7 @@
 """A decode worker that only pretends: each sequence gets a token a step, all at once.
 
+It says how it is as often as a real one that is busy.
+
 Those of requests whose id begins with ``bad`` get a few tokens of a thousand characters.
 """
 
@@ -12,13 +14,16 @@ from dataclasses import dataclass
 import grpc
 
 from diptych.rpc.server import Context
+from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc, worker_pb2
+from diptych.worker.status import LOAD_GAP_S
 from tests.bench.bare_streams import STEP_S, next_step
-from tests.integration.fake_workers import HEARTBEAT_S, FakeWorker
+from tests.integration.fake_workers import FakeWorker
 
 LONG_ID = 401  # the token with the long text
 _LETTERS = range(66, 80)  # a to n, of the tokenizer that the router has
 _LONG_PER_STEP = 4
+_HEARTBEAT_S = Timers().heartbeat_s
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class PacedDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
     """
 
     role = worker_pb2.WORKER_ROLE_DECODE
+    watch_gap_s = LOAD_GAP_S
 
     def __init__(self, step_s: float = STEP_S) -> None:
         super().__init__()
@@ -103,7 +109,7 @@ class PacedDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
 
     async def _beat(self, events: "asyncio.Queue[decode_pb2.DecodeEvent]") -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(_HEARTBEAT_S)
             heartbeat = common_pb2.Heartbeat(progress=self.progress())
             events.put_nowait(decode_pb2.DecodeEvent(heartbeat=heartbeat))
 

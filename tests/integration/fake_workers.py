@@ -73,6 +73,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """What both kinds share: a server, Watch, heartbeats."""
 
     role = worker_pb2.WORKER_ROLE_UNSPECIFIED
+    watch_gap_s = 0.02  # a real one lets more time pass, unless there is news
 
     def __init__(self) -> None:
         self.behaviour = Behaviour()
@@ -137,7 +138,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     step_model=self.step_model.to_proto(),
                     max_batched_tokens=64,
                 )
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(self.watch_gap_s)
 
 
 @dataclass(eq=False)

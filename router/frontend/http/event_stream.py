@@ -17,6 +17,13 @@ class EventStream(Generic[_Event]):
     the connection takes more. Owned by the task that answers.
     """
 
+    __slots__ = (
+        "_clock",
+        "_exchange",
+        "_say",
+        "_told_s",
+    )
+
     def __init__(self, exchange: Exchange, clock: Callable[[], float]) -> None:
         self._exchange = exchange
         self._clock = clock

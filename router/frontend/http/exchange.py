@@ -117,6 +117,19 @@ class BodyRoom:
 class Exchange:
     """Owned by the task that answers the request; writing waits for the client."""
 
+    __slots__ = (
+        "_connection",
+        "_receive",
+        "_send",
+        "_send_body",
+        "_sent",
+        "_write_s",
+        "headers",
+        "request_id",
+        "tenant",
+        "write_failure",
+    )
+
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, write_s: float = _WRITE_S
     ) -> None:

@@ -17,7 +17,7 @@ async def test_load_alone_waits_for_its_turn(
     monkeypatch: pytest.MonkeyPatch, is_load: bool
 ) -> None:
     monkeypatch.setattr(status_module, "_LEAST_GAP_S", 0.0)
-    monkeypatch.setattr(status_module, "_LOAD_GAP_S", 60.0)
+    monkeypatch.setattr(status_module, "LOAD_GAP_S", 60.0)
     monkeypatch.setattr(status_module, "_LONGEST_GAP_S", 120.0)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
     stream = WatchServicer(status, Tracing("test")).Watch(

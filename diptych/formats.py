@@ -8,4 +8,6 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]  # of weights and arithmetic
 KVDtypeName = Literal["float32", "bfloat16", "int8", "fp8"]
 PrefillAttentionName = Literal["own", "flashinfer"]  # whose kernels, on GPUs
-Quantization = Literal["none", "int8", "fp8"]  # of all linear layers, the head included
+Quantization = Literal[
+    "none", "int8", "int8-weights", "fp8"
+]  # of all linear layers, the head included

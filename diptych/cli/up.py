@@ -72,7 +72,8 @@ class UpConfig(BaseModel):
         description="Where it keeps files and batches, as of diptych batch-server.",
     )
     quantization: Quantization = Field(
-        "none", description="Linear layers of every worker as loaded (none), in int8 or fp8."
+        "none",
+        description="Linear layers of every worker as loaded (none), in int8, int8-weights or fp8.",
     )
     device: DeviceName = Field(
         "cpu",

@@ -46,8 +46,9 @@ class WorkerConfig(ProcessConfig):
     quantization: Quantization = Field(
         "none",
         description="Linear layers as loaded (none), in int8 (on a CPU, needs dtype float32): a "
-        "quarter of their memory; or in fp8, inputs rounded as well (on a GPU from compute "
-        "capability 9.0 on, needs dtype bfloat16).",
+        "quarter of their memory; in int8-weights, inputs not rounded (on a GPU: half their "
+        "memory); or in fp8, inputs rounded as well (on a GPU from compute capability 9.0 on, "
+        "needs dtype bfloat16).",
     )
     kv_cache_dtype: Literal["auto"] | KVDtypeName = Field(
         "auto",

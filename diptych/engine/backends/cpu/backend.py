@@ -12,6 +12,7 @@ from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import make_linear, takes_compact
 from diptych.engine.backends.cpu.workspace import StepMemory
 from diptych.engine.backends.torch.backend import TorchBackend, check_quantization
+from diptych.engine.backends.torch.int8_linear import quantise_weight
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.device_copies import Send
 from diptych.engine.kv.cache import KVCache
@@ -52,6 +53,8 @@ class CpuBackend:
         check_quantization(quantization, dtype)
         if quantization == "int8":
             return _PackedStore(dtype, make_int8_linear)
+        if quantization == "int8-weights":
+            return _PackedStore(dtype, _make_rounded_linear)
         if quantization == "fp8":
             return self._torch.weights(dtype, quantization)
         if dtype is torch.float32:
@@ -173,3 +176,8 @@ class _PackedStore:
 
     def tied_head(self, embedding: Weight) -> Linear:
         return self.linear(embedding, None)
+
+
+def _make_rounded_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Of what the weight stands for once it is rounded to int8; that takes no less memory."""
+    return make_linear(quantise_weight(weight).widened().to(weight.dtype), bias)

@@ -80,7 +80,11 @@ class CudaBackend:
         self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
     ) -> WeightStore:
         if quantization == "int8":
-            raise ConfigurationError("quantization int8 needs device cpu (got cuda)")
+            raise ConfigurationError(
+                "quantization int8 needs device cpu (got cuda, which has int8-weights)"
+            )
+        if quantization == "int8-weights":
+            return DeviceStore(self._torch.weights(dtype, "none"), rounds_to_int8=True)
         if quantization == "fp8" and self.device.type == "cuda":
             self._check_fp8(dtype)
         return DeviceStore(self._torch.weights(dtype, quantization))

@@ -33,11 +33,11 @@ class GroupedLinear:
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None = None) -> None:
         """weight: one that is taken."""
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
         self.out_features, self.in_features = weight.shape
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        weight = self._weight
+        weight = self.weight
         num_rows = len(x)
         y = x.new_empty(num_rows, self.out_features) if out is None else out
         if not num_rows:

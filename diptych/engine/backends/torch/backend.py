@@ -133,6 +133,8 @@ class _PlainStore:
         assert isinstance(weight, Tensor)
         if self._quantization == "int8":
             return PlainInt8Linear(quantise_weight(weight), bias)
+        if self._quantization == "int8-weights":
+            return PlainLinear(quantise_weight(weight).widened().to(self.dtype), bias)
         if self.fp8 is not None:
             return self.fp8.linear(self.fp8.rounded(weight), bias)
         return PlainLinear(weight, bias)

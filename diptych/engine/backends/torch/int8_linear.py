@@ -25,6 +25,10 @@ class Quantised(NamedTuple):
     values: Tensor  # [num_rows, size] int8, -127 to 127
     scales: Tensor  # [num_rows] float32; NaN for a row that is not all finite
 
+    def widened(self) -> Tensor:
+        """The float32 rows that it stands for. [num_rows, size]."""
+        return self.values * self.scales[:, None]
+
 
 def quantise(rows: Tensor) -> Quantised:
     """Each row by its largest magnitude. rows: [num_rows, size] float32.
@@ -41,15 +45,15 @@ def quantise(rows: Tensor) -> Quantised:
 def quantise_weight(weight: Tensor) -> Quantised:
     """A whole weight, a part at a time so that little memory is taken.
 
-    weight: [out_features, in_features] float32.
+    weight: [out_features, in_features], any float.
 
     Raises:
         ConfigurationError: the weight is not finite.
     """
-    slices = [quantise(rows) for rows in weight.tensor_split(-(-len(weight) // SLICE_ROWS))]
+    slices = [quantise(rows.float()) for rows in weight.tensor_split(-(-len(weight) // SLICE_ROWS))]
     quantised = Quantised(*(torch.cat(parts) for parts in zip(*slices, strict=True)))
     if not bool(quantised.scales.isfinite().all()):
-        raise ConfigurationError("quantization int8: a weight is not a finite number")
+        raise ConfigurationError("quantization to int8: a weight is not a finite number")
     return quantised
 
 

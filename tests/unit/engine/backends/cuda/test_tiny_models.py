@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
@@ -180,8 +181,41 @@ def test_8_bit_floats_are_refused_where_they_are_not_multiplied(
         type(INTERPRETED)(torch.device("cuda", 0)).weights(dtype, "fp8")
 
 
-def test_int8_weights_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="quantization int8"):
+def test_the_same_tokens_with_weights_in_int8(tmp_path: Path) -> None:
+    """The host's are rounded to the same numbers, and widened."""
+    write_tiny_model(tmp_path, "qwen3", num_layers=1)
+    rounded, host = (Rig(tmp_path, each, 12, "int8-weights") for each in (INTERPRETED, CPU))
+    assert all(isinstance(linear, GroupedLinear) for linear in rounded.runner.model.weights.linears)
+    prompts = [tokens(1, 20), tokens(2, 5)]
+    assert rounded.answers(prompts, 8) == host.answers(prompts, 8)
+    (chunk,) = chunk_logits(rounded.runner, tokens(3, 9), (9,), [0, 1])
+    (wanted,) = chunk_logits(host.runner, tokens(3, 9), (9,), [0, 1])
+    (plain,) = chunk_logits(Rig(tmp_path, CPU, 12).runner, tokens(3, 9), (9,), [0, 1])
+    assert (chunk - wanted).abs().max().item() <= TOLERANCE < (chunk - plain).abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_are_rounded_to_int8_by_rows(dtype: torch.dtype) -> None:
+    """By half a scale at most, those of rows of zeros not at all; in a quarter of float32."""
+    weight = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight[3] = 0
+    linear = INTERPRETED.weights(dtype, "int8-weights").linear(weight, None)
+    assert isinstance(linear, GroupedLinear)
+    kept = linear.weight
+    assert kept.numbers.numel() == weight.numel()
+    halves = weight.float().abs().amax(1, keepdim=True) / 127 / 2
+    assert bool(((kept.widened() - weight.float()).abs() <= halves * 1.001).all())
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(4, 40), torch.full((4, 32), torch.inf)])
+def test_weights_that_cannot_be_rounded_to_int8(weight: Tensor) -> None:
+    store = INTERPRETED.weights(torch.float32, "int8-weights")
+    with pytest.raises(ConfigurationError, match=r"int8.* (40 inputs|not a finite number)"):
+        store.linear(weight, None)
+
+
+def test_int8_with_rounded_inputs_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"quantization int8 .*int8-weights"):
         INTERPRETED.weights(torch.float32, "int8")
 
 

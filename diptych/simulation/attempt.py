@@ -255,7 +255,8 @@ class Attempt:
         seq = self._request.sequence(prefill_only=False, to_pull=to_pull)
         held = _Reservation(self._router.decode[worker], seq)
         self._reservation = held
-        held.seat.seen.asked(0 if to_pull else seq.num_tokens)
+        num_tokens = 0 if to_pull else seq.num_tokens
+        held.seat.seen.asked(self._request.number, self._request.payer, num_tokens)
         self._router.policy.began(worker, self._request.objectives.tpot_s)
         self._later(lambda: self._reserve(held))
 
@@ -348,7 +349,7 @@ class Attempt:
         held, self._reservation = self._reservation, None
         if held is not None:
             self._settle_reservation(held)
-            held.seat.seen.ended()
+            held.seat.seen.ended(self._request.number)
             tpot_s = self._request.objectives.tpot_s
             self._router.policy.ended(held.seat.host.worker, tpot_s)
             held.seat.host.engine.release(held.seq)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.own_sequences import OwnSequences
 from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
 from router.placement.takes import PrefillTakes, decode_takes, is_more
@@ -129,33 +130,33 @@ class DecodeSeen:
         self._shipped = shipped
         self._on_change = on_change
         self.beside: PrefillSeen | None = None  # the same worker, as one that computes prompts
-        self._num_own = self._num_others = 0  # sequences
+        self._own, self._num_others = OwnSequences(), 0  # sequences
         self._num_asked = self._num_told = 0  # tokens of prompts of ours, ever
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
         took = decode_takes(self.view())
         self._told = told
-        self._num_others = max(0, told.num_sequences - self._num_own)
+        self._num_others = max(0, told.num_sequences - len(self._own))
         self._num_told = self._num_asked
         self._on_change(is_more(decode_takes(self.view()), took))
 
-    def asked(self, num_tokens: int) -> None:
+    def asked(self, number: int, payer: bytes, num_tokens: int) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
-        self._num_own += 1
+        self._own.add(number, payer)
         self._num_asked += num_tokens
         self._on_change(False)
 
-    def ended(self) -> None:
+    def ended(self, number: int) -> None:
         """One of ours is over."""
         took = decode_takes(self.view())
-        self._num_own -= 1
+        self._own.remove(number)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
     def num_own_sequences(self) -> int:
         """Of the router, on this worker."""
-        return self._num_own
+        return len(self._own)
 
     @property
     def num_sent_tokens(self) -> int:
@@ -169,11 +170,12 @@ class DecodeSeen:
         num_computed = 0 if beside is None else beside.num_computed_tokens
         return DecodeView(
             worker=self._worker,
-            num_sequences=self._num_own + self._num_others,
+            num_sequences=len(self._own) + self._num_others,
             max_model_len=told.max_model_len,
             local_prefill=True,
             proven=self._proven,
             max_num_seqs=told.max_num_seqs,
+            own_shares=self._own.shares(),
             num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
             num_blocks=told.num_blocks,

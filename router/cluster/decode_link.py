@@ -9,6 +9,7 @@ from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from router.cluster.watch import WorkerWatch
+from router.placement.own_sequences import OwnSequences, Shares
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class DecodeLink:
         self._on_change = on_change
         self.num_asked_tokens = 0  # of prompts, ever, that the worker was asked to compute itself
         self._listeners: dict[int, ReservationListener] = {}
+        self._sequences = OwnSequences()
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
         self._is_there = asyncio.Event()
@@ -58,13 +60,18 @@ class DecodeLink:
     @property
     def num_sequences(self) -> int:
         """Of this router, on this worker."""
-        return len(self._listeners)
+        return len(self._sequences)
+
+    def own_shares(self) -> Shares:
+        """Whose those are."""
+        return self._sequences.shares()
 
     def reserve(self, command: decode_pb2.Reserve, listener: ReservationListener) -> bool:
         """Send a Reserve; ``listener`` hears of the sequence until its Ended. False: no stream."""
         if self.worker is None:
             return False
         self._listeners[command.sequence_id] = listener
+        self._sequences.add(command.sequence_id, command.spec.payer)
         if not command.to_pull:
             self.num_asked_tokens += len(command.spec.token_ids)
         self._send(decode_pb2.DecodeCommand(reserve=command))
@@ -82,6 +89,7 @@ class DecodeLink:
     def release(self, sequence_id: int) -> None:
         """Send a Release; nothing more is heard of the sequence. Idempotent."""
         if self._listeners.pop(sequence_id, None) is not None:
+            self._sequences.remove(sequence_id)
             release = decode_pb2.Release(sequence_id=sequence_id)
             self._send(decode_pb2.DecodeCommand(release=release))
             self._on_change(self)
@@ -152,6 +160,7 @@ class DecodeLink:
             sequence_id = getattr(event, kind).sequence_id
             if kind == "ended":
                 listener = self._listeners.pop(sequence_id, None)
+                self._sequences.remove(sequence_id)
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
@@ -164,6 +173,7 @@ class DecodeLink:
             self._outbox.end()
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
+        self._sequences.clear()
         self._on_change(self)
         for sequence_id, listener in listeners.items():
             listener.on_reservation_lost(sequence_id, why)

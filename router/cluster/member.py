@@ -212,6 +212,7 @@ class DecodeMember:
                 local_prefill=state.local_prefill,
                 proven=self._proven,
                 max_num_seqs=state.max_num_seqs or None,
+                own_shares=self.link.own_shares(),
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 num_blocks=state.blocks.total,

@@ -43,7 +43,9 @@ def _may_decode(query: Query, snapshot: Snapshot) -> list[DecodeView]:
     if query.on_decode is not None:
         return [view for view in snapshot.decode if view.worker == query.on_decode]
     num_tokens, barred = query.num_max_tokens, query.failed | query.refused
-    able = [v for v in snapshot.decode if v.has_room and v.max_model_len >= num_tokens]
+    able = [
+        v for v in snapshot.decode if v.takes_from(query.payer) and v.max_model_len >= num_tokens
+    ]
     return [v for v in able if v.worker.incarnation not in barred] if barred else able
 
 

@@ -19,6 +19,7 @@ class DecodeTakes(NamedTuple):
 
     has_room: bool = False  # one of no batch, for which others leave
     has_free_place: bool = False  # any
+    is_open_to_few: bool = False  # of payers that have little there
     computes_at_once: bool = False  # with its prompt, of a batch
 
 
@@ -31,7 +32,9 @@ def decode_takes(view: DecodeView | None) -> DecodeTakes:
     """None: it may not be used."""
     if view is None:
         return NO_DECODE
-    return DecodeTakes(view.has_room, view.has_free_place, computes_at_once(view))
+    return DecodeTakes(
+        view.has_room, view.has_free_place, view.is_open_to_few, computes_at_once(view)
+    )
 
 
 def is_more(now: T, before: T) -> bool:

@@ -1,7 +1,7 @@
 """What placement is asked, what it knows, and what it answers. Plain data and one seam."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -10,7 +10,10 @@ from diptych.step_model import StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
+from router.placement.own_sequences import NO_SHARES, Shares
 from router.placement.place import NOWHERE, Place
+
+_LEAST_PLACES: Final = 8  # of a decode worker that keeps one for whoever has little there
 
 
 class WorkerId(NamedTuple):
@@ -77,6 +80,7 @@ class DecodeView:
 
     worker: WorkerId
     num_sequences: int  # all routers' together
+    own_shares: Shares = NO_SHARES  # of this router's of these
     max_model_len: int
     local_prefill: bool  # may compute prompts itself
     proven: frozenset[str]  # incarnations of the prefill workers it can pull from
@@ -95,9 +99,21 @@ class DecodeView:
 
     @property
     def has_room(self) -> bool:
-        """Whether one sequence more could run, in the place of one that gives way if need be."""
-        num_staying = self.num_sequences - self.num_giving_way
-        return self.max_num_seqs is None or num_staying < self.max_num_seqs
+        """Whether one sequence more could run, whosever it is.
+
+        In the place of one that gives way if need be. The last place is for payers that have
+        little there, where there is such a one.
+        """
+        return self._num_places is None or self._num_places > self._num_kept
+
+    @property
+    def is_open_to_few(self) -> bool:
+        """Whether payers that have little there may have the last place."""
+        return self._num_places is None or self._num_places > 0
+
+    def takes_from(self, payer: bytes) -> bool:
+        """Whether it may take one more sequence of that payer's."""
+        return self.has_room or (self.is_open_to_few and self.own_shares.is_little(payer))
 
     @property
     def has_free_place(self) -> bool:
@@ -110,6 +126,18 @@ class DecodeView:
         if self.num_available_blocks is None:
             return None
         return self.num_available_blocks + self.num_giving_way_blocks
+
+    @property
+    def _num_places(self) -> int | None:
+        """That nobody has who stays; None: it does not say."""
+        if self.max_num_seqs is None:
+            return None
+        return self.max_num_seqs - self.num_sequences + self.num_giving_way
+
+    @property
+    def _num_kept(self) -> int:
+        is_kept = self.own_shares.has_little and (self.max_num_seqs or 0) >= _LEAST_PLACES
+        return 1 if is_kept else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +152,11 @@ class Snapshot:
         """Whether a request of one of them could be placed; if not, there is no use in asking."""
         if self.has_room:
             return True
-        beyond = [view for view in self.prefill if view.is_open_beyond and self._can_decode]
-        return bool(beyond) and any(view.takes_from(each) for each in payers for view in beyond)
+        prefill = [view for view in self.prefill if view.has_runway or view.is_open_beyond]
+        decode = [view for view in self.decode if view.is_open_to_few]
+        if self.decode and not decode:
+            return False
+        return any(self._is_taken(payer, prefill, decode) for payer in payers)
 
     @property
     def has_room(self) -> bool:
@@ -137,6 +168,16 @@ class Snapshot:
         if any(view.has_runway for view in self.prefill):
             return self._can_decode
         return any(view.local_prefill and view.has_room for view in self.decode)
+
+    def _is_taken(
+        self, payer: bytes, prefill: Sequence[PrefillView], decode: Sequence[DecodeView]
+    ) -> bool:
+        """Whether some of these take one more of that payer's."""
+        near = [view for view in decode if view.takes_from(payer)]
+        if self.decode and not near:
+            return False
+        is_computed = any(view.takes_from(payer) for view in prefill)
+        return is_computed or any(view.local_prefill for view in near)
 
     @property
     def _can_decode(self) -> bool:

@@ -109,7 +109,7 @@ class Mirrored:
         """To a decode worker, which computes its prompt."""
         seq = self._sequence(num_tokens, prefill_only=False)
         self.world.reserve(WorkerId(address, f"{address}-1"), num_tokens=num_tokens)
-        self.decode[address].asked(num_tokens)
+        self.decode[address].asked(self._number, b"somebody", num_tokens)
         self.engines[address].reserve(seq, lambda update: None)
         self.engines[address].start(seq, [])
 

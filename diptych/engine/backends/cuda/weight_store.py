@@ -74,8 +74,7 @@ def _rounded(weight: Tensor) -> GroupedWeight:
     kind = GroupFormat(num_rows, num_columns, Numbers.INT8, group_size=num_columns)
     if not takes(kind):
         raise ConfigurationError(
-            f"quantization int8-weights: a layer has {num_columns} inputs, "
-            f"not a multiple of {SPAN}"
+            f"quantization int8-weights: a layer has {num_columns} inputs, not a multiple of {SPAN}"
         )
     quantised = quantise_weight(weight)
     rounded = GroupedWeight.empty(kind, weight.device)

@@ -58,11 +58,18 @@ class World:
         self.num_changes += 1
         self.on_change()
 
-    def reserve(self, worker: WorkerId, *, num_tokens: int = 0, to_pull: bool = False) -> None:
+    def reserve(
+        self,
+        worker: WorkerId,
+        *,
+        num_tokens: int = 0,
+        to_pull: bool = False,
+        payer: bytes = b"somebody",
+    ) -> None:
         """One sequence of ours on ``worker``."""
         index = self.decode.index(worker.address)
         sequence_id = next(self._next_id)
-        spec = common_pb2.SequenceSpec(token_ids=range(num_tokens))
+        spec = common_pb2.SequenceSpec(token_ids=range(num_tokens), payer=payer)
         reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
         assert self.links[index].reserve(reserve, LastWords())
         self.sequence_ids[index].append(sequence_id)

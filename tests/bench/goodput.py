@@ -40,12 +40,13 @@ import psutil
 
 from diptych.rpc.channel import open_channel
 from diptych.simulation.outcome import Objective, Outcome, goodput, medians
+from diptych.simulation.workload import read_trace
 from diptych.step_model import StepModel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import roles_of
 from tests.bench.environment import environment
 from tests.bench.measured_cells import MeasuredCells
-from tests.bench.slo import Lengths, best, read_azure
+from tests.bench.slo import Lengths, best, scaled
 from tests.call import generate, token_request
 from tests.cluster import Cluster, Process, running_cluster
 
@@ -365,7 +366,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trace", type=Path, required=True, help="CSV of the Azure trace of 2023")
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="CSV of Azure's form, or JSON lines of Mooncake's"
+    )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--vocab", type=int, default=49_000, help="token ids below this")
     parser.add_argument("--divide", type=float, default=4.0, help="all lengths by this")
@@ -416,7 +419,8 @@ def deployments(options: argparse.Namespace) -> Iterator[Deployment]:
 
 def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
     """Run what the file lacks, as much as is asked for."""
-    lengths = read_azure(options.trace, options.divide, options.max_prompt, options.max_output)
+    shapes = read_trace(options.trace)
+    lengths = scaled(shapes, options.divide, options.max_prompt, options.max_output)
     work, num_left = Workload(lengths, options.vocab), options.cells
     for each in deployments(options):
         todo = [point for point in each.points(options) if each.key + point.key not in done]

@@ -14,9 +14,9 @@ from diptych.simulation.engine import EngineLimits
 from diptych.simulation.measured_steps import DEMO, read_steps
 from diptych.simulation.outcome import Objective, Outcome
 from diptych.simulation.simulation import Placing, Setup, Simulation
-from diptych.simulation.workload import Shape
+from diptych.simulation.workload import Shape, read_trace
 from tests.bench.goodput import APART, DRAIN_S, TOGETHER, Workload, cells, table
-from tests.bench.slo import read_azure
+from tests.bench.slo import scaled
 
 LIMITS = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
 MAX_PROMPT, MAX_OUTPUT = 1024, 256
@@ -52,7 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trace", type=Path, required=True, help="CSV of the Azure trace of 2023")
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="CSV of Azure's form, or JSON lines of Mooncake's"
+    )
     parser.add_argument("--steps", type=Path, help="step model; without it the demo model's")
     parser.add_argument("--divide", type=float, default=4.0, help="all lengths by this")
     parser.add_argument("--rate", type=float, nargs="+", default=[1.2, 2.0])
@@ -62,7 +64,8 @@ def main() -> None:
     parser.add_argument("--unit-ttft", type=float, default=0.346, help="unloaded median, s")
     parser.add_argument("--unit-tpot", type=float, default=0.0412, help="unloaded median, s")
     options = parser.parse_args()
-    work = Workload(read_azure(options.trace, options.divide, MAX_PROMPT, MAX_OUTPUT), vocab=1000)
+    lengths = scaled(read_trace(options.trace), options.divide, MAX_PROMPT, MAX_OUTPUT)
+    work = Workload(lengths, vocab=1000)
     rows = [
         {"deployment": name, "outcomes": outcomes(setup, work, rate, options.duration)}
         for name, setup in setups(options)

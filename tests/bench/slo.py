@@ -1,9 +1,9 @@
 """The lengths of a trace, and the best of several settings. Pure."""
 
-import csv
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from diptych.simulation.workload import Shape
 
 
 class Lengths(NamedTuple):
@@ -19,17 +19,17 @@ def best(by_setting: Mapping[str, float]) -> tuple[str, float]:
     return name, by_setting[name]
 
 
-def read_azure(path: Path, divisor: float, max_prompt: int, max_output: int) -> list[Lengths]:
-    """Lengths of the Azure LLM inference trace of 2023, each divided and clipped.
+def scaled(
+    shapes: Iterable[Shape], divisor: float, max_prompt: int, max_output: int
+) -> list[Lengths]:
+    """Lengths of a trace's requests, each divided and clipped.
 
-    The file's columns are TIMESTAMP, ContextTokens, GeneratedTokens. At least one
-    prompt token and two output tokens remain, so that every request has a TPOT.
+    At least one prompt token and two output tokens remain, so that every request has a TPOT.
     """
-    with path.open(newline="") as file:
-        return [
-            Lengths(
-                prompt=min(max_prompt, max(1, round(int(row["ContextTokens"]) / divisor))),
-                output=min(max_output, max(2, round(int(row["GeneratedTokens"]) / divisor))),
-            )
-            for row in csv.DictReader(file)
-        ]
+    return [
+        Lengths(
+            prompt=min(max_prompt, max(1, round(shape.num_prompt_tokens / divisor))),
+            output=min(max_output, max(2, round(shape.num_output_tokens / divisor))),
+        )
+        for shape in shapes
+    ]

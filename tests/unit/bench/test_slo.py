@@ -1,11 +1,10 @@
 """The arithmetic of goodput."""
 
-from pathlib import Path
-
 import pytest
 
 from diptych.simulation.outcome import Objective, Outcome, goodput, medians
-from tests.bench.slo import Lengths, best, read_azure
+from diptych.simulation.workload import Shape
+from tests.bench.slo import Lengths, best, scaled
 
 
 def test_an_outcome_counts_from_when_the_request_was_due() -> None:
@@ -39,10 +38,9 @@ def test_medians_leave_out_what_did_not_finish() -> None:
     assert medians(outcomes) == Objective(2.0, 0.2)
 
 
-def test_the_trace_is_divided_and_clipped(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,374,44\ny,8000,4000\nz,1,1\n")
-    assert read_azure(path, divisor=4, max_prompt=1024, max_output=256) == [
+def test_lengths_are_divided_and_clipped() -> None:
+    shapes = [Shape(0.0, 374, 44), Shape(1.0, 8000, 4000), Shape(2.0, 1, 1)]
+    assert scaled(shapes, divisor=4, max_prompt=1024, max_output=256) == [
         Lengths(94, 11),
         Lengths(1024, 256),
         Lengths(1, 2),

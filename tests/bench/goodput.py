@@ -366,9 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--trace", type=Path, required=True, help="CSV of Azure's form, or JSON lines of Mooncake's"
-    )
+    parser.add_argument("--trace", type=Path, required=True, help="as of diptych simulate")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--vocab", type=int, default=49_000, help="token ids below this")
     parser.add_argument("--divide", type=float, default=4.0, help="all lengths by this")

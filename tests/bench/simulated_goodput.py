@@ -52,9 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--trace", type=Path, required=True, help="CSV of Azure's form, or JSON lines of Mooncake's"
-    )
+    parser.add_argument("--trace", type=Path, required=True, help="as of diptych simulate")
     parser.add_argument("--steps", type=Path, help="step model; without it the demo model's")
     parser.add_argument("--divide", type=float, default=4.0, help="all lengths by this")
     parser.add_argument("--rate", type=float, nargs="+", default=[1.2, 2.0])

@@ -114,3 +114,17 @@ class Consequences(NamedTuple):
                 break
             missed += ratio
         return missed / len(_PARTS_OF_STEP)
+
+
+def num_kept_out(
+    prompt_s: float, pace: Span, tpot_s: float | None, num_output_tokens: int
+) -> float:
+    """Prompts, one at the most, that could not be computed beside an answer with that pace.
+
+    A prompt takes so long (0: not known), and the answer would miss its pace if one were. That one
+    comes meanwhile, and how long it waits, both go with the answer's length.
+    """
+    if tpot_s is None or not prompt_s:
+        return 0.0
+    part = min(1.0, num_output_tokens * pace.expected_s / prompt_s)
+    return part * part * pace.later(prompt_s / num_output_tokens).miss_ratio(tpot_s)

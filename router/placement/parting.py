@@ -9,7 +9,7 @@ parted. It is a leaning, not a rule: what is foretold to be missed counts for mo
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepCost
-from router.placement.types import EngineView, Query, Snapshot, WorkerId
+from router.placement.types import DecodeView, EngineView, Query, Snapshot, WorkerId
 
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32
@@ -99,6 +99,13 @@ class Parting:
             ordered = sorted(both, key=lambda worker: worker.incarnation)
             self._parts = Parts(frozenset(ordered[:num]), frozenset(ordered[num:]))
         return self._parts
+
+    def prompt_s(self, view: DecodeView) -> float:
+        """What a prompt as of late takes there; 0: not known."""
+        engine = view.engine
+        if engine is None or not engine.max_batched_tokens or not self._num_seen:
+            return 0.0
+        return self._mix.prompt_s(engine.model.prefill, engine.max_batched_tokens)
 
     def _wanted(self, snapshot: Snapshot, num_prefill: int, num_both: int) -> float | None:
         """How many of both roles compute, so that both phases saturate together; None: not known.

@@ -32,11 +32,13 @@ from router.placement.loss import (
     Bystanders,
     Consequences,
     Toll,
+    num_kept_out,
 )
 from router.placement.parting import Parting, Parts
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
+from router.placement.trials import Trials
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -64,7 +66,6 @@ _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
-_TRY_AFTER = 16  # refusals in a row, one is placed: a forecast that is wrong shall learn it
 _LEAST_RETRY_S = 0.25
 _MOST_RETRY_S = 30.0
 
@@ -100,6 +101,7 @@ class _Target(NamedTuple):
     rest_s: float  # of the step that runs there when they have come, at the most
     toll: Toll
     against: float
+    kept_out: float
 
 
 class _Held(NamedTuple):
@@ -134,7 +136,7 @@ class Predicted:
         self._chance = chance
         self._parting = Parting()
         self._overhead_s = 0.0
-        self._num_refused = 0  # since one was placed or tried, or a first token came
+        self._trials = Trials()
         self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
         self.has_declined = False  # see Policy
@@ -143,6 +145,7 @@ class Predicted:
         """See :class:`router.placement.types.Policy`."""
         self._plain.forget(worker)
         self._promises.forget(worker)
+        self._trials.forget(worker)
 
     def began(self, worker: WorkerId, tpot_s: float | None) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -161,14 +164,17 @@ class Predicted:
         if not weighed:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
+        if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
+            due = self._trials.due
+            tried = [each for each in weighed if each[1].decode in due]
+            if not tried and not self._trials.is_due:
+                ttft_s = min(outlook.ttft_s for _, outlook in weighed)
+                self._held = _Held(_aimless(query), snapshot, ttft_s)
+                self.has_declined = True
+                return None
+            best = nsmallest(_NUM_TOLD, tried or weighed, key=lambda each: each[0])
         chosen = best[0][1]
-        is_barred = query.may_refuse and chosen.num_barring > _MOST_MISSED
-        if is_barred and self._num_refused < _TRY_AFTER:
-            ttft_s = min(outlook.ttft_s for _, outlook in weighed)
-            self._held = _Held(_aimless(query), snapshot, ttft_s)
-            self.has_declined = True
-            return None
-        self._num_refused = 0
+        self._trials.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
@@ -184,10 +190,11 @@ class Predicted:
         is too slow for one more may be fast enough once others have ended, so it is waited for
         as long as the first token can be in time, unless it would be too slow for one alone.
 
-        Who refuses all learns nothing: one is tried where many were refused and nobody was placed.
+        Where many were refused one is tried: see :class:`router.placement.trials.Trials`.
         """
         found = None if _is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
-        self._num_refused += found is not None
+        if found is not None:
+            self._trials.refused(snapshot)
         return found
 
     def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
@@ -246,7 +253,7 @@ class Predicted:
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. What is far off moves it as a bound says."""
         foretold_s = forecast.chosen.ttft_s
-        self._num_refused = 0
+        self._trials.came()
         off_s = max(-foretold_s, min(foretold_s, ttft_s - foretold_s))
         self._overhead_s = max(0.0, self._overhead_s + _OVERHEAD_WEIGHT * off_s)
 
@@ -275,7 +282,7 @@ class Predicted:
             for view in near_p
             for num_passed in (view.num_passed_by(query.payer),)
         ]
-        decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
+        decoded = [(view, self._of_decode(query, view, parts)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
         few_p = _few(known, parts.decoding, lambda each: each.first_token.expected_s)
@@ -344,10 +351,28 @@ class Predicted:
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
     ) -> _Target:
         toll = _toll(query, Bystanders(pace, promised=self._promises.on(view.worker)))
-        against = _ASTRAY * (view.worker in parts.computing)
         num_missing = self._plain.num_missing(query, view.worker)
         rest_s = pace.before.expected_s if pace.num_rows else 0.0
-        return _Target(view, pace.after, num_missing, rest_s, toll, against)
+        is_astray = view.worker in parts.computing
+        kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
+        against = _ASTRAY * is_astray
+        return _Target(view, pace.after, num_missing, rest_s, toll, against, kept_out)
+
+    def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
+        """Its pace there; of a worker whose part is to decode as if it went on with prompts only
+        where the request does not keep them out.
+        """
+        if view.worker not in parts.decoding or not view.prefill_time_ratio:
+            return of_decode(view, query.num_tokens)
+        plain = of_decode(replace(view, prefill_time_ratio=0.0), query.num_tokens)
+        if plain is None:
+            return None
+        ratio = view.prefill_time_ratio * (1.0 - self._num_kept_out(query, view, plain))
+        return of_decode(replace(view, prefill_time_ratio=ratio), query.num_tokens)
+
+    def _num_kept_out(self, query: Query, view: DecodeView, pace: DecodeForecast) -> float:
+        prompt_s = self._parting.prompt_s(view)
+        return num_kept_out(prompt_s, pace.after, query.objectives.tpot_s, _num_output(query))
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
         handoff_s = _transfer_s(source.view, target.view, target.num_missing)
@@ -356,7 +381,8 @@ class Predicted:
             source.first_token, source.late_ratio, target.pace, tolls, handoff_s, target.rest_s
         )
         against = source.against + target.against
-        return self._valued(query, source.view.worker, target.view.worker, come, against)
+        prefill, decode = source.view.worker, target.view.worker
+        return self._valued(query, prefill, decode, come, against, target.kept_out)
 
     def _alone(
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
@@ -372,8 +398,9 @@ class Predicted:
         toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
         come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
         is_astray = view.worker in parts.computing
+        kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
         is_astray |= bool(pace.num_rows) and view.worker in parts.decoding
-        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray)
+        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray, kept_out)
 
     def _valued(
         self,
@@ -382,13 +409,17 @@ class Predicted:
         decode: WorkerId,
         come: Consequences,
         against: float,
+        kept_out: float,
     ) -> tuple[_Loss, Outlook]:
-        """``against``: what speaks against it beside those that it concerns, in objectives."""
+        """What speaks against it beside those that it concerns: ``against``, in objectives, and
+        prompts that it would keep out of where they ought to be computed.
+        """
         num_output = _num_output(query)
         missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
-        loss = _Loss(round((missed.num_all + against) * _PER_OBJECTIVE), seconds, rank)
+        num_lost = missed.num_all + against + kept_out
+        loss = _Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank)
         first = come.first_token
         pace_s = come.pace.expected_s
         candidate = Outlook(
@@ -398,7 +429,7 @@ class Predicted:
             pace_s,
             missed.num_all,
             seconds,
-            missed.num_barring,
+            missed.num_barring + kept_out,
         )
         return loss, candidate
 

@@ -75,8 +75,8 @@ class WaitingRoom:
 
     A pump ends early where no worker has room, or after some offers in vain, a refusal included:
     of those who came since the last one, of the first in line and of the others some are asked.
-    Whoever is held for better objectives is asked again after a while, or when another one left,
-    so what is asked in vain in a second is bounded however much happens.
+    Whoever is held for better objectives is asked again after a while, or when another one left
+    or has its prompt computed, so what is asked in vain for each request is bounded.
     """
 
     def __init__(
@@ -193,6 +193,11 @@ class WaitingRoom:
         """
         if waiter in self._fresh:
             self._held.setdefault(waiter, self._clock())
+
+    def reconsider(self) -> None:
+        """A prompt was computed: who is held need not wait on to be asked, and others neither."""
+        self._held_until_s = -math.inf
+        self.pump_soon()
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""

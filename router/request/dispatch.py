@@ -219,7 +219,6 @@ class Dispatch:
                 backlog.computed(event.sequence_id)
                 self._lease_computed(event.sequence_id)
                 self._came_true()
-                self._services.room.pump_soon()
             case events.Tokens():
                 self._tokens_came(event.sequence_id)
                 if self._is_decode_foretold:
@@ -291,6 +290,7 @@ class Dispatch:
 
     def _came_true(self) -> None:
         """The first token of a placement is there; another one's was not foretold."""
+        self._services.room.reconsider()
         foretold, self._foretold = self._foretold, None
         if foretold is not None:
             taken_s = time.monotonic() - foretold.placed_s

@@ -9,6 +9,7 @@ from router.placement import predicted
 from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.predicted import Predicted
 from router.placement.types import (
+    DecodeOnly,
     DecodeView,
     Objectives,
     Paired,
@@ -145,6 +146,26 @@ def test_who_is_tried_is_one_of_many_refused_in_a_row() -> None:
         assert policy.place(QUERY, snapshot) is not None
         assert policy.place(late, snapshot) is None
         assert policy.foresee(late, snapshot, 0.0) is not None
+
+
+def test_a_worker_that_is_idle_while_many_are_refused_is_tried_though_others_serve() -> None:
+    """Its steps look slow, and nothing would ever show that they are not."""
+    slow = StepModel(MODEL.decode._replace(fixed_s=1.0), MODEL.prefill)
+    idle, busy = view_d(D2, 0, slow), view_d(D1, 20)
+    policy, snapshot = made(), Snapshot((view_p(P1),), (busy, idle))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    hopeless = dataclasses.replace(asked, objectives=Objectives(0.001, 0.1))
+    roomy = Snapshot((view_p(P1),), (view_d(D1), idle))
+    for number in range(16):
+        assert policy.place(asked, snapshot) is None, number
+        assert policy.foresee(hopeless, snapshot, 0.0) is not None
+        served = policy.place(asked, roomy)
+        assert isinstance(served, Paired)
+        assert served.decode == D1
+    tried = policy.place(asked, snapshot)
+    assert isinstance(tried, Paired | DecodeOnly)
+    assert tried.decode == D2
+    assert policy.place(asked, snapshot) is None, "one is enough to learn from"
 
 
 def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(

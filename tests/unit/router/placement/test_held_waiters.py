@@ -59,6 +59,11 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
     room.leave(other)
     room.pump()
     assert len(waiters[0].told) == num_told + 1, "at once where another one left"
+    room.reconsider()
+    room.pump()
+    assert len(waiters[0].told) == num_told + 2, "and where a prompt was computed"
+    room.pump()
+    assert len(waiters[0].told) == num_told + 2
 
 
 def test_who_is_held_does_not_keep_others_from_their_turn() -> None:

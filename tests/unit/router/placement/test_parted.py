@@ -47,3 +47,23 @@ def test_a_worker_without_sequences_computes_whatever_its_part_is() -> None:
     alone = policy.place(QUERY_OF_PACE, soft(num_queued=1_000, num_rows=0))
     assert isinstance(alone, DecodeOnly)
     assert alone.decode == D2
+
+
+def test_what_it_computed_of_prompts_keeps_nobody_from_a_worker_that_bears_no_more() -> None:
+    """Its part is to decode, and the next one's pace bars further prompts: it is as fast as ever.
+
+    Who bears prompts beside its tokens is told that there will be some.
+    """
+    policy, before = parted(), soft(num_rows=0)
+    first, other = before.decode
+    after = replace(before, decode=(first, replace(other, prefill_time_ratio=0.5)))
+    for tpot_s, is_slower in ((0.055, False), (0.5, True)):
+        query = replace(QUERY_OF_PACE, num_max_tokens=320, objectives=Objectives(5.0, tpot_s))
+        paces = []
+        for snapshot in (before, after):
+            placement = policy.place(query, snapshot)
+            assert isinstance(placement, Paired | DecodeOnly)
+            assert placement.decode == D2
+            assert placement.forecast is not None
+            paces.append(placement.forecast.chosen.tpot_s)
+        assert (paces[1] > 1.1 * paces[0]) is is_slower

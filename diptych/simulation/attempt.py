@@ -256,7 +256,9 @@ class Attempt:
         held = _Reservation(self._router.decode[worker], seq)
         self._reservation = held
         num_tokens = 0 if to_pull else seq.num_tokens
-        held.seat.seen.asked(self._request.number, self._request.payer, num_tokens)
+        is_batch = self._request.request_class is RequestClass.BATCH
+        payer = None if is_batch else self._request.payer
+        held.seat.seen.asked(self._request.number, payer, num_tokens)
         self._router.policy.began(worker, self._request.objectives.tpot_s)
         self._later(lambda: self._reserve(held))
 

@@ -141,7 +141,7 @@ class DecodeSeen:
         self._num_told = self._num_asked
         self._on_change(is_more(decode_takes(self.view()), took))
 
-    def asked(self, number: int, payer: bytes, num_tokens: int) -> None:
+    def asked(self, number: int, payer: bytes | None, num_tokens: int) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
         self._own.add(number, payer)
         self._num_asked += num_tokens

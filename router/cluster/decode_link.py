@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from diptych.request_class import RequestClass
 from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
@@ -71,7 +72,8 @@ class DecodeLink:
         if self.worker is None:
             return False
         self._listeners[command.sequence_id] = listener
-        self._sequences.add(command.sequence_id, command.spec.payer)
+        is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
+        self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
         if not command.to_pull:
             self.num_asked_tokens += len(command.spec.token_ids)
         self._send(decode_pb2.DecodeCommand(reserve=command))

@@ -1,7 +1,5 @@
 """A router's own sequences on one worker, by whose they are. Pure."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 _LITTLE: Final = 4  # times as much is an even share
@@ -11,24 +9,13 @@ _REMEMBERED: Final = 256  # sequences that come after a payer's last has ended
 class Shares(NamedTuple):
     """How they were shared out at one moment."""
 
-    num_of: Mapping[bytes, int] = MappingProxyType({})  # payers of late are there with none
-    num_all: int = 0
+    main: bytes = b""  # the payer that has most
+    num_main: int = 0
+    has_little: bool = False
+    """Whether some payer has less than a quarter of an even share, or none any more.
 
-    @property
-    def has_little(self) -> bool:
-        """Whether some payer has less than a quarter of an even share, or none any more.
-
-        No more: turns go by seconds, of which one with few sequences may have as many.
-        """
-        return bool(self.num_of) and self._is_little(min(self.num_of.values()))
-
-    def is_little(self, payer: bytes) -> bool:
-        """Whether that one has, or has none."""
-        num = self.num_of.get(payer, 0)
-        return not num or self._is_little(num)
-
-    def _is_little(self, num: int) -> bool:
-        return _LITTLE * num * len(self.num_of) < self.num_all
+    No more: turns go by seconds, of which one with few sequences may have as many.
+    """
 
 
 NO_SHARES: Final = Shares()
@@ -41,7 +28,7 @@ class OwnSequences:
     """
 
     def __init__(self) -> None:
-        self._payers: dict[int, bytes] = {}  # by sequence
+        self._payers: dict[int, bytes | None] = {}  # by sequence; None: whose does not count
         self._counts: dict[bytes, int] = {}
         self._idle: dict[bytes, int] = {}  # that have none; how many had come by then, ascending
         self._num_ever = 0
@@ -51,12 +38,19 @@ class OwnSequences:
 
     def shares(self) -> Shares:
         """As of now."""
-        return Shares(dict(self._counts), len(self._payers))
+        if not self._counts:
+            return NO_SHARES
+        main = max(self._counts, key=self._counts.__getitem__)
+        num_all, least = sum(self._counts.values()), min(self._counts.values())
+        has_little = _LITTLE * least * len(self._counts) < num_all
+        return Shares(main, self._counts[main], has_little)
 
-    def add(self, sequence_id: int, payer: bytes) -> None:
-        """A new sequence of that payer's."""
-        self._num_ever += 1
+    def add(self, sequence_id: int, payer: bytes | None) -> None:
+        """A new sequence of that payer's; None: a batch's, which leaves for others."""
         self._payers[sequence_id] = payer
+        if payer is None:
+            return
+        self._num_ever += 1
         self._counts[payer] = self._counts.get(payer, 0) + 1
         self._idle.pop(payer, None)
         while self._idle and self._num_ever - next(iter(self._idle.values())) > _REMEMBERED:

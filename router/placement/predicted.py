@@ -165,7 +165,8 @@ class Predicted:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
-            due = self._trials.due
+            idle = {view.worker for view in snapshot.decode if not view.num_sequences}
+            due = idle.intersection(self._trials.due)
             tried = [each for each in weighed if each[1].decode in due]
             if not tried and not self._trials.is_due:
                 ttft_s = min(outlook.ttft_s for _, outlook in weighed)
@@ -173,6 +174,7 @@ class Predicted:
                 self.has_declined = True
                 return None
             best = nsmallest(_NUM_TOLD, tried or weighed, key=lambda each: each[0])
+            self._trials.tried()
         chosen = best[0][1]
         self._trials.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
@@ -194,7 +196,9 @@ class Predicted:
         """
         found = None if _is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
         if found is not None:
-            self._trials.refused(snapshot)
+            busy = {view.worker for view in snapshot.decode if view.num_sequences}
+            idle = (view for view in snapshot.decode if view.worker not in busy)
+            self._trials.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
         return found
 
     def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
@@ -275,6 +279,8 @@ class Predicted:
             return []
         holders = self._plain.holders(query)
         parts = self._parting.parts(snapshot)
+        if not any(view.worker in parts.decoding for view in decodes):
+            parts = Parts()  # nobody is there to decode for those who compute
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
         computed = [
@@ -461,6 +467,12 @@ def _few(
     few = nsmallest(_NUM_WEIGHED, own, key=lambda each: after_s(each[1]))
     apart = (each for each in forecasts if each[0].worker in others)
     return few + nsmallest(_NUM_OTHERS, apart, key=lambda each: after_s(each[1]))
+
+
+def _is_too_slow(view: DecodeView, query: Query) -> bool:
+    """Whether its steps look so slow that it would probably miss the pace that is wanted."""
+    tpot_s, pace = query.objectives.tpot_s, of_decode(view, query.num_tokens)
+    return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _MOST_MISSED
 
 
 def _stalled_s(computed: PrefillForecast, there: DecodeForecast) -> float:

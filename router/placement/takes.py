@@ -19,7 +19,7 @@ class DecodeTakes(NamedTuple):
 
     has_room: bool = False  # one of no batch, for which others leave
     has_free_place: bool = False  # any
-    is_open_to_few: bool = False  # of payers that have little there
+    has_last_place: bool = False  # but perhaps not everybody's
     computes_at_once: bool = False  # with its prompt, of a batch
 
 
@@ -33,7 +33,7 @@ def decode_takes(view: DecodeView | None) -> DecodeTakes:
     if view is None:
         return NO_DECODE
     return DecodeTakes(
-        view.has_room, view.has_free_place, view.is_open_to_few, computes_at_once(view)
+        view.has_room, view.has_free_place, view.has_last_place, computes_at_once(view)
     )
 
 

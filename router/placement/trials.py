@@ -1,15 +1,15 @@
 """Whom to place though its objectives look lost: who refuses all learns nothing. Pure.
 
 A forecast that is wrong is corrected by what comes of placements. So one is placed where many were
-refused in a row; and a worker that has been idle while many were refused gets one, too, whatever
-others do: its steps may look slow for what the machine did once.
+refused in a row; and one on a worker that was idle while many were refused, and that looked too
+slow for each of them, whatever others do: its steps may look slow for what the machine did once.
 """
 
 from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
-from router.placement.types import Snapshot, WorkerId
+from router.placement.types import WorkerId
 
 _AFTER: Final = 16  # refusals
 
@@ -25,12 +25,12 @@ class Trials:
         """The worker is gone."""
         self._num_while_idle.pop(worker, None)
 
-    def refused(self, snapshot: Snapshot) -> None:
-        """One was."""
+    def refused(self, slow: Collection[WorkerId], busy: Collection[WorkerId]) -> None:
+        """One was; ``slow`` are idle and would have missed its pace, ``busy`` are not idle."""
         self._num_in_row += 1
-        for view in snapshot.decode:
-            if not view.num_sequences:
-                self._num_while_idle[view.worker] += 1
+        self._num_while_idle.update(slow)
+        for worker in busy:
+            self.forget(worker)
 
     def placed(self, *workers: WorkerId | None) -> None:
         """One was, on these."""
@@ -38,6 +38,11 @@ class Trials:
         for worker in workers:
             if worker is not None:
                 self.forget(worker)
+
+    def tried(self) -> None:
+        """One was placed so: the next is far off, also on other workers."""
+        self._num_in_row = 0
+        self._num_while_idle.clear()
 
     def came(self) -> None:
         """A first token did."""

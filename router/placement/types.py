@@ -13,7 +13,7 @@ from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.own_sequences import NO_SHARES, Shares
 from router.placement.place import NOWHERE, Place
 
-_LEAST_PLACES: Final = 8  # of a decode worker that keeps one for whoever has little there
+_LEAST_PLACES: Final = 16  # of a decode worker that keeps the last for whoever has little
 
 
 class WorkerId(NamedTuple):
@@ -101,19 +101,19 @@ class DecodeView:
     def has_room(self) -> bool:
         """Whether one sequence more could run, whosever it is.
 
-        In the place of one that gives way if need be. The last place is for payers that have
-        little there, where there is such a one.
+        In the place of one that gives way if need be. The last place is not for a payer that has
+        more than half of them, where another has little.
         """
-        return self._num_places is None or self._num_places > self._num_kept
+        return self._num_places is None or self._num_places > self._keeps_last
 
     @property
-    def is_open_to_few(self) -> bool:
-        """Whether payers that have little there may have the last place."""
+    def has_last_place(self) -> bool:
+        """Whether one sequence more could run, but perhaps not everybody's."""
         return self._num_places is None or self._num_places > 0
 
     def takes_from(self, payer: bytes) -> bool:
         """Whether it may take one more sequence of that payer's."""
-        return self.has_room or (self.is_open_to_few and self.own_shares.is_little(payer))
+        return self.has_room or (self.has_last_place and payer != self.own_shares.main)
 
     @property
     def has_free_place(self) -> bool:
@@ -135,9 +135,9 @@ class DecodeView:
         return self.max_num_seqs - self.num_sequences + self.num_giving_way
 
     @property
-    def _num_kept(self) -> int:
-        is_kept = self.own_shares.has_little and (self.max_num_seqs or 0) >= _LEAST_PLACES
-        return 1 if is_kept else 0
+    def _keeps_last(self) -> bool:
+        shares, most = self.own_shares, self.max_num_seqs or 0
+        return most >= _LEAST_PLACES and shares.has_little and 2 * shares.num_main > most
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Snapshot:
         if self.has_room:
             return True
         prefill = [view for view in self.prefill if view.has_runway or view.is_open_beyond]
-        decode = [view for view in self.decode if view.is_open_to_few]
+        decode = [view for view in self.decode if view.has_last_place]
         if self.decode and not decode:
             return False
         return any(self._is_taken(payer, prefill, decode) for payer in payers)

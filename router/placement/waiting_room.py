@@ -4,7 +4,7 @@ import bisect
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Final, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ _MAX_PAYERS = 32
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.1  # before those who are held are asked again
+_LEAST_HOLD_S = 0.03  # the same where a prompt was computed meanwhile
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
 # ... for so long at a time, s, as what it waits for may never come.
@@ -76,7 +77,7 @@ class WaitingRoom:
     A pump ends early where no worker has room, or after some offers in vain, a refusal included:
     of those who came since the last one, of the first in line and of the others some are asked.
     Whoever is held for better objectives is asked again after a while, or when another one left
-    or has its prompt computed, so what is asked in vain for each request is bounded.
+    or, sooner, has its prompt computed, so what is asked in vain in a second is bounded.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class WaitingRoom:
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
+        self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
         self._favoured: Waiter | None = None  # returned, and was not granted all it needs yet
         self._num_passed = 0  # others that were placed meanwhile
@@ -195,8 +197,8 @@ class WaitingRoom:
             self._held.setdefault(waiter, self._clock())
 
     def reconsider(self) -> None:
-        """A prompt was computed: who is held need not wait on to be asked, and others neither."""
-        self._held_until_s = -math.inf
+        """A prompt was computed: who is held is asked sooner, and others at once."""
+        self._held_until_s = min(self._held_until_s, self._held_asked_s + _LEAST_HOLD_S)
         self.pump_soon()
 
     def stop_waiting(self, waiter: Waiter) -> None:
@@ -260,7 +262,7 @@ class WaitingRoom:
             self._ask(line, asked, held, pace_s)
         self._ask(newcomers, asked, held, pace_s)
         if asks_held and self._held:
-            self._held_until_s = now_s + _HOLD_S
+            self._held_asked_s, self._held_until_s = now_s, now_s + _HOLD_S
         if len(asked) >= num_askable:
             self._num_left = 0
         elif self._has_room():
@@ -329,7 +331,7 @@ class WaitingRoom:
         """Of many payers it looks at some, who may not be those that could be placed."""
         turns = (self._all[one.waiter] for one in self._returned)
         returned = (payer_of(turn.request_class, turn.tenant) for turn in turns)
-        payers = itertools.chain(returned, self._fresh.payers())
+        payers = _each_once(itertools.chain(returned, self._fresh.payers()))
         return self._has_room_for(itertools.islice(payers, _MAX_PAYERS))
 
     def _is_barred(self) -> bool:
@@ -392,3 +394,11 @@ class WaitingRoom:
             max_queue=str(self._max_waiting),
         )
         waiter.turn_away(error)
+
+
+def _each_once(payers: Iterable[bytes]) -> Iterator[bytes]:
+    seen = set[bytes]()
+    for payer in payers:
+        if payer not in seen:
+            seen.add(payer)
+            yield payer

@@ -9,7 +9,8 @@ from diptych.errors import InvalidRequestError
 from router.frontend.http import unserved
 
 _ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
-# Members of a body, and of ``structured_outputs``, which say one constraint each.
+# Members of a body, and of one of these members, which say one constraint each.
+OBJECTS: Final = ("structured_outputs", "guided_decoding")
 _OF_BODY: Final = {
     "guided_json": ConstraintKind.JSON_SCHEMA,
     "guided_regex": ConstraintKind.REGEX,
@@ -67,7 +68,9 @@ def _of_body(content: Mapping[str, object]) -> list[SaidConstraint]:
         for name, kind in _OF_BODY.items()
         if content.get(name) is not None
     ]
-    return found + _of_structured_outputs(content.get("structured_outputs"))
+    for within in OBJECTS:
+        found += _of_structured_outputs(content.get(within), within)
+    return found
 
 
 def _only(found: Sequence[SaidConstraint]) -> SaidConstraint | None:
@@ -95,8 +98,7 @@ def _of_format(value: object, path: str, within: str = "") -> list[SaidConstrain
     raise InvalidRequestError("should be text, json_object or json_schema", field=f"{path}.type")
 
 
-def _of_structured_outputs(value: object) -> list[SaidConstraint]:
-    within = "structured_outputs"
+def _of_structured_outputs(value: object, within: str) -> list[SaidConstraint]:
     if value is None:
         return []
     given = _object(value, within)

@@ -53,7 +53,7 @@ def check_size(asked: Asked) -> None:
         count = asked.num_choices * max(0, sampling.max_tokens or 0) * each
         if count > MAX_LOGPROBS:
             raise InvalidRequestError(
-                f"{count} log probabilities fit no response: {MAX_LOGPROBS} at most, or a stream",
+                f"more than {MAX_LOGPROBS} log probabilities fit no response; a stream has room",
                 field=f"return_{tensors.LOGPROBS}",
             )
     num_choices = asked.num_choices

@@ -18,7 +18,7 @@ from router.frontend.http import unserved
 from router.frontend.http.asked import LevelFields
 from router.frontend.http.body import FIELD, parse, validated
 from router.frontend.http.completion_request import DEFAULT_MAX_TOKENS
-from router.frontend.http.constraint_fields import read_constraint
+from router.frontend.http.constraint_fields import OBJECTS, read_constraint
 from router.frontend.http.sampling_fields import SERVED, read_sampling
 from router.frontend.open_inference import tensors
 from router.frontend.open_inference.tensors import Inputs
@@ -98,8 +98,13 @@ def read_request(
     text = inputs.texts.get(tensors.SAMPLING_PARAMETERS)
     if text is not None:  # then those of the request say nothing, though clients send both
         path = tensors.SAMPLING_PARAMETERS
-        said = _parse(text, max_model_len)
-    content = {name: _converted(name, value) for name, value in said.items()}
+        said = _parsed(text, max_model_len, path)
+    content = {
+        name: _parsed(value, max_model_len, f"{path}.{name}")
+        if name in OBJECTS and isinstance(value, str)
+        else _converted(name, value)
+        for name, value in said.items()
+    }
     beside = validated(_Beside, content, path)
     sampling, names = _read_sampling(content, path)
     num_choices = sampling.num_choices
@@ -206,12 +211,13 @@ def _read_timeout(given: Mapping[str, object]) -> float | None:
     return said * _MICROSECONDS or None
 
 
-def _parse(text: str, max_model_len: int) -> Mapping[str, object]:
+def _parsed(text: str, max_model_len: int, field: str) -> Mapping[str, object]:
+    """The object that a text says."""
     try:
         return parse(text.encode(), max_model_len)
     except InvalidRequestError as error:
         message = error.message.removeprefix(f"{FIELD}: ")
-        raise InvalidRequestError(message, field=tensors.SAMPLING_PARAMETERS) from None
+        raise InvalidRequestError(message, field=field) from None
 
 
 def _read_sampling(

@@ -168,6 +168,22 @@ def test_a_worker_that_is_idle_while_many_are_refused_is_tried_though_others_ser
     assert policy.place(asked, snapshot) is None, "one is enough to learn from"
 
 
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_none_is_tried_where_the_pace_is_not_at_fault_or_somebody_decodes(num_rows: int) -> None:
+    """Sixteen were refused that want no pace; or else the worker is idle no more."""
+    slow = StepModel(MODEL.decode._replace(fixed_s=1.0), MODEL.prefill)
+    policy = made()
+    tpot_s = None if not num_rows else 0.1
+    hopeless = dataclasses.replace(QUERY, objectives=Objectives(0.001, tpot_s), may_refuse=True)
+    idle = Snapshot((view_p(P1),), (view_d(D1, 20), view_d(D2, 0, slow)))
+    for _ in range(16):
+        assert policy.foresee(hopeless, idle, 0.0) is not None
+        assert policy.place(QUERY, Snapshot((view_p(P1),), (view_d(D1),))) is not None
+    now = Snapshot((view_p(P1),), (view_d(D1, 20), view_d(D2, num_rows, slow)))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    assert policy.place(asked, now) is None
+
+
 def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,14 +10,26 @@ from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
 
 MUCH, LITTLE, NEW = b"much", b"little", b"new"
 P, D = WorkerId("p:1", "p"), WorkerId("d:1", "d")
-BOTH = Shares({MUCH: 14, LITTLE: 1}, 15)
 
 
-def view(num_sequences: int, shares: Shares, max_num_seqs: int | None = 16) -> DecodeView:
+def shares(**counts: int) -> Shares:
+    own, number = OwnSequences(), 0
+    for name, num in counts.items():
+        for _ in range(max(1, num)):
+            own.add(number := number + 1, name.encode())
+        if not num:
+            own.remove(number)
+    return own.shares()
+
+
+BOTH = shares(much=14, little=1)
+
+
+def view(num_sequences: int, own_shares: Shares, max_num_seqs: int | None = 16) -> DecodeView:
     return DecodeView(
         worker=D,
         num_sequences=num_sequences,
-        own_shares=shares,
+        own_shares=own_shares,
         max_model_len=1000,
         local_prefill=True,
         proven=frozenset({"p"}),
@@ -29,31 +41,48 @@ def taking(given: DecodeView) -> set[bytes]:
     return {payer for payer in (MUCH, LITTLE, NEW) if given.takes_from(payer)}
 
 
-def test_the_last_place_is_for_who_has_little() -> None:
-    assert taking(view(14, BOTH)) == {MUCH, LITTLE, NEW}
+ALL = {MUCH, LITTLE, NEW}
+
+
+def test_the_last_place_is_not_for_who_has_most_of_them() -> None:
+    assert taking(view(14, BOTH)) == ALL
     assert taking(view(15, BOTH)) == {LITTLE, NEW}
+    assert not view(15, BOTH).has_room
     assert taking(view(16, BOTH)) == set()
 
 
 def test_who_is_alone_has_all_places() -> None:
-    """Nor does it matter whose sequences of other routers there are: that is not known."""
-    for shares in (Shares({MUCH: 15}, 15), NO_SHARES):
-        assert MUCH in taking(view(15, shares))
-        assert view(15, shares).has_room
+    for alone in (shares(much=15), NO_SHARES):
+        assert taking(view(15, alone)) == ALL
+        assert view(15, alone).has_room
+
+
+def test_where_others_routers_have_as_many_all_take_the_last() -> None:
+    """Else one that knows of nobody else would have all that this one leaves."""
+    assert taking(view(15, shares(much=8, little=0))) == ALL
 
 
 def test_who_had_some_of_late_still_counts() -> None:
-    assert taking(view(15, Shares({MUCH: 15, LITTLE: 0}, 15))) == {LITTLE, NEW}
+    assert taking(view(15, shares(much=15, little=0))) == {LITTLE, NEW}
 
 
 def test_of_few_places_none_is_kept() -> None:
-    assert taking(view(3, Shares({MUCH: 2, LITTLE: 1}, 3), max_num_seqs=4)) == {MUCH, LITTLE, NEW}
-    assert taking(view(99, BOTH, max_num_seqs=None)) == {MUCH, LITTLE, NEW}
+    assert taking(view(7, shares(much=6, little=0), max_num_seqs=8)) == ALL
+    assert taking(view(99, BOTH, max_num_seqs=None)) == ALL
 
 
 def test_a_fair_share_of_seconds_may_be_few_sequences() -> None:
     """So the last place is kept for none of these."""
-    assert taking(view(15, Shares({MUCH: 13, LITTLE: 2}, 15))) == {MUCH, LITTLE, NEW}
+    assert taking(view(15, shares(much=13, little=2))) == ALL
+
+
+def test_a_batch_does_not_count() -> None:
+    """It leaves for others, so no place is kept for it, nor from it."""
+    own = OwnSequences()
+    for number in range(15):
+        own.add(number, None if number % 2 else MUCH)
+    assert len(own) == 15
+    assert own.shares() == shares(much=8)
 
 
 def test_there_is_use_in_asking_for_who_has_little() -> None:
@@ -85,26 +114,19 @@ def test_counts_are_of_what_is_there(steps: list[tuple[int, bytes]]) -> None:
         else:
             there[number] = payer
             own.add(number, payer)
-        shares = own.shares()
         held = list(there.values())
-        assert shares.num_all == len(own) == len(held)
-        assert {p: n for p, n in shares.num_of.items() if n} == {p: held.count(p) for p in held}
+        assert len(own) == len(held)
+        assert own.shares().num_main == max(map(held.count, held), default=0)
+        if held:
+            assert held.count(own.shares().main) == own.shares().num_main
     own.clear()
-    assert own.shares().num_all == len(own) == 0
-    assert not any(own.shares().num_of.values())
+    assert len(own) == own.shares().num_main == 0
 
 
 def test_who_has_none_is_forgotten_after_many_others() -> None:
     own = OwnSequences()
     own.add(0, LITTLE)
     own.remove(0)
-    for number in range(1, 257):
+    for number in range(1, 300):
         own.add(number, MUCH)
-        own.remove(number)
-        own.add(1000 + number, NEW)
-        own.remove(1000 + number)
-        if number == 128:
-            assert LITTLE in own.shares().num_of
-    assert own.shares().num_of == {MUCH: 0, NEW: 0}
-    own.add(1, LITTLE)
-    assert own.shares().num_of[LITTLE] == 1
+        assert own.shares().has_little is (number <= 256), number

@@ -10,6 +10,8 @@ from diptych import __version__
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION, complain
 
+_EXIT_BROKEN_PIPE = 141  # as a shell has it of one that the signal ended
+
 
 class Command(NamedTuple):
     """One subcommand: ``target`` is a module of this package, or a role's module."""
@@ -78,3 +80,6 @@ def main(args: Sequence[str] | None = None) -> int:
         return complain(command.name, error)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads what is written has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest written
+        return _EXIT_BROKEN_PIPE

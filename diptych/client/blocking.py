@@ -42,7 +42,19 @@ class BlockingClient(OwnLoop[DiptychClient]):
         request = build_request(
             prompt, messages=messages, token_ids=token_ids, options=options, level=level
         )
-        return self._each(self._client.stream(request, timeout_s))
+        return self.stream(request, timeout_s)
+
+    def stream(
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Iterator[Chunk]:
+        """Stream the answer to a request that was built elsewhere, as :func:`build_request` does.
+
+        Raises DiptychError; see :meth:`DiptychClient.stream`.
+        """
+        return self._each(self._client.stream(request, timeout_s, metadata))
 
     def models(self) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""

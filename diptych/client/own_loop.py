@@ -27,15 +27,17 @@ class OwnLoop(Generic[C]):
     def __init__(self, make: Callable[[], C]) -> None:
         """``make`` is called with the block; what it raises ends that."""
         self._make = make
-        self._runner = asyncio.Runner()
+        self._runner: asyncio.Runner | None = None  # in the block
         self._made: C | None = None
 
     def __enter__(self) -> Self:
+        runner = asyncio.Runner()
         try:
-            self._made = self._runner.run(self._open())
+            self._made = runner.run(self._open())
         except BaseException:
-            self._runner.close()
+            runner.close()
             raise
+        self._runner = runner
         return self
 
     def __exit__(
@@ -44,10 +46,13 @@ class OwnLoop(Generic[C]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        runner, client = self._runner, self._client
+        assert runner is not None, "use it as a context manager"
+        self._runner = self._made = None
         try:
-            self._runner.run(self._client.close())
+            runner.run(client.close())
         finally:
-            self._runner.close()
+            runner.close()
 
     @property
     def _client(self) -> C:
@@ -56,6 +61,9 @@ class OwnLoop(Generic[C]):
 
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         """The answer, however long it takes."""
+        if self._runner is None:
+            question.close()
+            raise RuntimeError("its block has ended")
         return self._runner.run(question)
 
     def _each(self, answers: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -70,7 +78,8 @@ class OwnLoop(Generic[C]):
             while taken := self._ask(take()):
                 yield taken[0]
         finally:
-            self._runner.run(_close(answers))
+            if self._runner is not None:  # else what it would free is gone
+                self._runner.run(_close(answers))
 
     async def _open(self) -> C:
         return self._make()

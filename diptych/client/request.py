@@ -1,10 +1,12 @@
 """What a client asks for, as the wire has it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from diptych.client.json_struct import JSONValue, write_struct
 from diptych.client.tools import Tools
+from diptych.errors import InvalidRequestError
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
@@ -43,35 +45,48 @@ def build_request(
     that an earlier call brought: the answer goes on after it, with the weights of
     ``model_digest`` if that is given. ``template_arguments``, ``tools`` and
     ``split_reasoning`` are for ``messages``. The rest is as in ``GenerateRequest`` in
-    inference.proto.
+    inference.proto. Raises InvalidRequestError: a text has half a character.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
     if messages is None and (template_arguments or tools or split_reasoning):
         raise ValueError("template_arguments, tools and split_reasoning are for messages")
-    request = inference_pb2.GenerateRequest(
-        model=model,
-        sampling=options_to_proto(options),
-        request_id=request_id,
-        cache_salt=cache_salt,
-        emitted_token_ids=emitted_token_ids,
-        model_digest=model_digest,
-        return_prompt_token_ids=return_prompt_token_ids,
-    )
-    level.write_to(request)
-    if prompt is not None:
-        request.text = prompt
-    elif messages is not None:
-        request.chat.CopyFrom(chat_prompt(messages))
-        if template_arguments:
-            write_struct(template_arguments, request.chat.template_arguments, "template_arguments")
-        request.chat.split_reasoning = split_reasoning
-        if tools is not None:
-            tools.write_to(request.chat)
-    elif token_ids is not None:
-        request.tokens.SetInParent()
-        request.tokens.ids.extend(token_ids)
+    with _sayable():
+        request = inference_pb2.GenerateRequest(
+            model=model,
+            sampling=options_to_proto(options),
+            request_id=request_id,
+            cache_salt=cache_salt,
+            emitted_token_ids=emitted_token_ids,
+            model_digest=model_digest,
+            return_prompt_token_ids=return_prompt_token_ids,
+        )
+        level.write_to(request)
+        if prompt is not None:
+            request.text = prompt
+        elif messages is not None:
+            request.chat.CopyFrom(chat_prompt(messages))
+            if template_arguments:
+                write_struct(
+                    template_arguments, request.chat.template_arguments, "template_arguments"
+                )
+            request.chat.split_reasoning = split_reasoning
+            if tools is not None:
+                tools.write_to(request.chat)
+        elif token_ids is not None:
+            request.tokens.SetInParent()
+            request.tokens.ids.extend(token_ids)
     return request
+
+
+@contextmanager
+def _sayable() -> Iterator[None]:
+    """Text that came from bytes that are none has halves of characters, which no message has."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        reason = f"{error.object[error.start : error.end]!r} is no character"
+        raise InvalidRequestError(reason, field="prompt") from None
 
 
 def build_tokenize_request(

@@ -2,6 +2,8 @@
 
 from typing import TypeAlias
 
+import grpc
+
 from diptych.errors import ConfigurationError
 from diptych.rpc.channel import Lock, open_channel
 from diptych.v1 import inference_pb2_grpc
@@ -21,14 +23,19 @@ class Routers:
         if not all(names):
             raise ConfigurationError(f"{addresses!r}: expected host:port, or several with commas")
         self._names = names
-        self._channels = [open_channel(name, lock=lock) for name in names]
-        self._stubs = [inference_pb2_grpc.InferenceStub(each) for each in self._channels]
+        self._lock = lock
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, Router] = {}
         self._asked = 0  # index of the one that is
 
     @property
     def asked(self) -> Router:
         """The router that calls go to now."""
-        return self._stubs[self._asked]
+        name = self.address
+        if name not in self._stubs:  # in the event loop that calls it, and goes on to
+            self._channels[name] = open_channel(name, lock=self._lock)
+            self._stubs[name] = inference_pb2_grpc.InferenceStub(self._channels[name])
+        return self._stubs[name]
 
     @property
     def address(self) -> str:
@@ -38,9 +45,9 @@ class Routers:
     def leave(self, failed: Router) -> None:
         """Calls go to the next one, unless another call's failure has seen to it."""
         if failed is self.asked:
-            self._asked = (self._asked + 1) % len(self._stubs)
+            self._asked = (self._asked + 1) % len(self._names)
 
     async def close(self) -> None:
         """Close all channels; calls under way are cancelled."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             await channel.close(None)

@@ -48,6 +48,8 @@ def read_recommended(folder: Path) -> Recommended:
         if name in _WHOLE and value % 1:
             raise ConfigurationError(f"{folder / _FILE}: {name} is not a whole number")
         given[name] = int(value) if name in _WHOLE else value
+    if given.get("top_k") == -1:  # all, as some checkpoints say it
+        given["top_k"] = 0
     options = SamplingOptions(**given)
     try:
         check_options(options, _FILE)

@@ -64,7 +64,8 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.forced_tools:
         return request.sampling.constraint
-    made = forced_calls(chat.forced_tools, is_parallel=chat.has_parallel_calls)
+    is_parallel = chat.has_parallel_calls and not chat.required_tool
+    made = forced_calls(chat.forced_tools, is_parallel=is_parallel)
     try:
         made.check("chat.tools")
     except InvalidRequestError as error:

@@ -306,7 +306,8 @@ class ResponseBuilder:
         said = Said(text)
         if self._split is not None:
             said = self._split.add(text)
-            said = said.followed_by(self._split.finish(is_whole=reason is FinishReason.STOP))
+            is_whole = reason is FinishReason.STOP and self.stop_match is None
+            said = said.followed_by(self._split.finish(is_whole=is_whole))
             if reason is FinishReason.STOP and self._split.has_calls:
                 reason = FinishReason.TOOL_CALLS
         rest = None

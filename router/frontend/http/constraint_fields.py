@@ -88,6 +88,10 @@ def _of_format(value: object, path: str, within: str = "") -> list[SaidConstrain
         case "text":
             return []
         case "json_object":
+            if given.get("schema") is not None:  # as some servers have it
+                return [
+                    SaidConstraint(_schema(given["schema"], f"{path}.schema"), f"{path}.schema")
+                ]
             return [SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)]
         case "json_schema":
             at = f"{path}.{within}" if within else path

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, FailFast, Field
 
 from diptych.errors import InvalidRequestError
+from router.frontend.http import unserved
 from router.frontend.http.asked import Envelope
 from router.frontend.http.body import StrictModel, validated
 from router.frontend.http.completion_request import read_prompt
@@ -82,6 +83,7 @@ class Ranking:
 
 def read_embeddings(content: Mapping[str, object], envelope: Envelope) -> EmbeddingsAsked:
     """Raises InvalidRequestError."""
+    unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_EmbeddingBody, content)
     inputs = _read_inputs(content.get("input"), "input", envelope)
     names = _names("input", len(inputs), is_one=not _is_several(content["input"]))
@@ -97,6 +99,7 @@ def read_embeddings(content: Mapping[str, object], envelope: Envelope) -> Embedd
 
 def read_score(content: Mapping[str, object], envelope: Envelope) -> ScoreRequest | Comparison:
     """Continuations to score, or vLLM's texts to compare. Raises InvalidRequestError."""
+    unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_ScoreBody, content)
     if "continuations" not in content:
         return _read_comparison(body, envelope)
@@ -110,6 +113,7 @@ def read_score(content: Mapping[str, object], envelope: Envelope) -> ScoreReques
 
 def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
     """Raises InvalidRequestError."""
+    unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_RerankBody, content)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     check_num_inputs(len(texts) + 1, "documents")

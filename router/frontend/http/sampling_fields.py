@@ -18,6 +18,7 @@ from router.frontend.http.body import StrictModel, validated
 # An answer over HTTP has no place for margins; constraints have names of their own.
 _NOT_BY_NAME: Final = frozenset({"return_margins", "constraint"})
 
+_EVERY_TOKEN: Final = -1  # for top_k, as vLLM says it; ours is 0
 SERVED: Final = frozenset(OPTIONS) - _NOT_BY_NAME
 """The names that a body may use."""
 
@@ -32,6 +33,8 @@ def read_sampling(content: Mapping[str, object], **defaults: Any) -> SamplingOpt
     _check_lengths(content)
     read = validated(_MODEL, content)
     given = {name: value for name, value in read if value is not None}
+    if given.get("top_k") == _EVERY_TOKEN:
+        given["top_k"] = 0
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return SamplingOptions(**{**defaults, **given, **lists})
 

@@ -20,9 +20,11 @@ _ANY_BODY: Final[Unserved] = {
     "custom_logit_processor": (),
     "custom_params": ({},),
     "kv_transfer_params": (),
+    "guided_whitespace_pattern": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "lora_path": ("",),
+    "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
     "repetition_detection": (),
     "return_cached_tokens_details": (False,),
@@ -37,9 +39,17 @@ _ANY_BODY: Final[Unserved] = {
     "structural_tag": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
+
+OF_PROMPTS: Final[Unserved] = {
+    "add_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "truncation_size": (),
+}
+"""Of bodies whose prompts alone are looked at."""
 
 OF_COMPLETION: Final[Unserved] = {
     **_ANY_BODY,

@@ -223,6 +223,18 @@ def test_detail_6_a_truncated_call_is_length(tokenizer: Tokenizer) -> None:
     assert answer.finish(FinishReason.LENGTH) == (None, ChoiceFinished(FinishReason.LENGTH))
 
 
+def test_detail_6_a_call_that_a_stop_string_cut_off_is_none(tokenizer: Tokenizer) -> None:
+    """Not what was written of it by then: half a file, say."""
+    parser = ResponseParser(family("qwen-xml"), "", {"f": {}})
+    split = AnswerSplit(parser, lambda _: "a")
+    answer, output, _ = make(tokenizer, stop=("\n\n",), split=split)
+    called = "<tool_call>\n<function=f>\n<parameter=x>\none\n\ntwo"
+    feed(output, [t for c in called for t in tokenizer.encode(c, add_special=False)])
+    rest, finished = answer.finish(FinishReason.STOP)
+    assert finished == ChoiceFinished(FinishReason.STOP, "\n\n")
+    assert rest is None or not rest.tool_calls
+
+
 def test_a_call_has_the_id_that_the_model_wrote_once() -> None:
     """Its chat template shows it that id again."""
     ids = iter("abc")

@@ -27,7 +27,13 @@ ANY_OBJECT = Constraint.json_schema({"type": "object"})
             ANY_OBJECT,
             "response_format.json_schema.schema",
         ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            OF_SCHEMA,
+            "response_format.schema",
+        ),
         ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA, "structured_outputs.json"),
+        ({"guided_decoding": {"json": SCHEMA}}, OF_SCHEMA, "guided_decoding.json"),
         (
             {"structured_outputs": {"json_object": True}},
             ANY_OBJECT,

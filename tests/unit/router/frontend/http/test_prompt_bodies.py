@@ -1,5 +1,6 @@
 """Bodies that ask for work on prompts alone become plain requests: vectors, rankings, scores."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -67,3 +68,14 @@ def test_one_text_is_compared_with_all_and_several_each_with_its_own(
     comparison = read_score({"text_1": firsts, "text_2": ["c", "d"]}, ENVELOPE)
     assert isinstance(comparison, Comparison)
     assert comparison.pairs == pairs
+
+
+@pytest.mark.parametrize("read", [read_embeddings, read_rerank, read_score])
+@pytest.mark.parametrize("name", ["add_special_tokens", "truncate_prompt_tokens"])
+def test_detail_23_what_would_change_the_prompt_is_refused_by_its_name(
+    read: Callable[[Mapping[str, object], Envelope], object], name: str
+) -> None:
+    whole = {"input": "a", "query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
+    read(whole, ENVELOPE)
+    with pytest.raises(InvalidRequestError, match=name):
+        read({**whole, name: 2}, ENVELOPE)

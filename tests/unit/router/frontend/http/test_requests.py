@@ -109,6 +109,9 @@ OF_OTHERS = [
     "structured_outputs",
     "thinking_token_budget",
     "truncate_prompt_tokens",
+    "guided_whitespace_pattern",
+    "no_repeat_ngram_size",
+    "typical_p",
     "use_beam_search",
     "vllm_xargs",
 ]
@@ -130,6 +133,10 @@ def test_detail_23_what_changes_an_answer_elsewhere_is_refused_here(name: str) -
     if name != "prompt_embeds":
         content = {"model": "m", "messages": [TURN], name: "asked"}
         assert refusal(content, is_chat=True).field == name
+
+
+def test_all_tokens_are_said_as_elsewhere_too() -> None:
+    assert completion(top_k=-1).request.sampling.top_k == 0
 
 
 def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
@@ -193,7 +200,7 @@ def test_detail_23_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> N
         *("request_id", "rid", "user", "custom_labels", "extra_key", "data_parallel_rank"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
         # How to read pictures and grammars, which are refused themselves.
-        *("mm_processor_kwargs", "media_io_kwargs", "guided_whitespace_pattern"),
+        *("mm_processor_kwargs", "media_io_kwargs"),
         # Between special tokens, which no text here has.
         "spaces_between_special_tokens",
     ],

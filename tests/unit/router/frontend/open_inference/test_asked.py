@@ -1,16 +1,20 @@
 """What an inference request asks for, and what of it is refused under its own name."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.open_inference import service_pb2
 from diptych.request_class import RequestClass
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.tenant import Tenant
 from router.frontend.field_names import renamed
+from router.frontend.open_inference.answers import check_size
 from router.frontend.open_inference.asked import Asked, read_request
 from router.generation.request import TextPrompt
 from tests.unit.router.frontend.open_inference.infer_requests import (
@@ -93,6 +97,25 @@ def test_a_constraint_has_the_names_of_http() -> None:
     assert asked.request.sampling.constraint is not None
     refused = InvalidRequestError("no", field="sampling.constraint.choice")
     assert renamed(refused, asked.names).field == "sampling_parameters.guided_choice"
+
+
+@pytest.mark.parametrize("name", ["guided_decoding", "structured_outputs"])
+@pytest.mark.parametrize("write", [json.dumps, dict])
+def test_a_constraint_may_be_a_text_as_for_tritons_backend(
+    name: str, write: Callable[[dict[str, Any]], Any]
+) -> None:
+    asked = read(request(**{name: write({"choice": ["a", "b"]})}))
+    assert asked.request.sampling.constraint == Constraint.choice("a", "b")
+    refused = InvalidRequestError("no", field="sampling.constraint.choice")
+    assert renamed(refused, asked.names).field == f"sampling_parameters.{name}.choice"
+    with pytest.raises(InvalidRequestError, match=rf"sampling_parameters\.{name}"):
+        read(request(**{name: "{"}))
+
+
+def test_more_log_probabilities_than_a_number_may_have_digits_are_refused() -> None:
+    asked = read(request(max_tokens="9" * 4300, logprobs=20))
+    with pytest.raises(InvalidRequestError, match="return_logprobs"):
+        check_size(dataclasses.replace(asked, outputs=frozenset({"text_output", "logprobs"})))
 
 
 @pytest.mark.parametrize(

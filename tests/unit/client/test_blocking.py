@@ -1,0 +1,75 @@
+"""The client for code without an event loop: what it does around its block. No sockets."""
+
+import asyncio
+import gc
+import warnings
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from diptych.client import BlockingClient, Chunk, DiptychClient, build_request
+from diptych.errors import InvalidRequestError
+from diptych.v1 import inference_pb2
+
+
+async def _two(
+    self: DiptychClient,
+    request: inference_pb2.GenerateRequest,
+    timeout_s: float | None = None,
+    metadata: Sequence[tuple[str, str]] = (),
+) -> AsyncGenerator[Chunk, None]:
+    for text in (request.text, f"{timeout_s} {metadata}"):
+        yield Chunk(text=text, request_id="r", model="m", seed=0)
+
+
+@pytest.fixture(autouse=True)
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiptychClient, "stream", _two)
+
+
+def test_a_built_request_is_streamed_with_all_that_goes_along() -> None:
+    with BlockingClient("router:1") as client:
+        chunks = list(client.stream(build_request("a"), 2.0, [("k", "v")]))
+        assert [each.text for each in chunks] == ["a", "2.0 [('k', 'v')]"]
+        assert next(client.generate("b")).text == "b"
+
+
+def test_it_may_be_entered_again() -> None:
+    client = BlockingClient("router:1")
+    for _ in range(2):
+        with client:
+            assert next(client.generate("a")).text == "a"
+    with pytest.raises(AssertionError, match="context manager"):
+        client.generate("a")
+
+
+def test_an_answer_that_outlives_the_block_ends_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with BlockingClient("router:1") as client:
+            answer = client.generate("a")
+            next(answer)
+        with pytest.raises(RuntimeError, match="its block has ended"):
+            next(answer)
+        del answer
+        gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_is_made_before_there_is_a_loop() -> None:
+    client = DiptychClient("127.0.0.1:1", retries=0)
+
+    async def close() -> None:
+        assert client.router == "127.0.0.1:1"
+        assert client._routers.asked is client._routers.asked, "opened once"
+        await client.close()
+
+    asyncio.run(close())
+
+
+def test_halves_of_characters_are_refused_before_anything_is_sent() -> None:
+    for given in ({"prompt": "caf\udce9"}, {"messages": [("user", "caf\udce9")]}):
+        with pytest.raises(InvalidRequestError, match="is no character"):
+            build_request(**given)

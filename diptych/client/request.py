@@ -86,7 +86,7 @@ def _sayable() -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         reason = f"{error.object[error.start : error.end]!r} is no character"
-        raise InvalidRequestError(reason, field="prompt") from None
+        raise InvalidRequestError(reason, field="request") from None
 
 
 def build_tokenize_request(

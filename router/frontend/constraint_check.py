@@ -22,7 +22,8 @@ _PROGRAM: Final = "diptych.text.grammar_check"
 _MAX_LINE_BYTES: Final = 2**20  # an answer: a constraint has 64 Ki characters at the most
 _MAX_REMEMBERED: Final = 256
 _MAX_WAITING: Final = 256
-
+_SOON_S: Final = 0.25  # nearly all take milliseconds
+_FIRST: Final = b'{"kind": "choice", "texts": ["a"], "output": ""}\n'  # once it has started
 
 _TOO_MUCH: Final = "it takes too much time or memory"
 _DIED: Final = json.dumps({"problem": _TOO_MUCH}).encode()  # of what it was asked, it seems
@@ -42,18 +43,77 @@ class _Verdict(NamedTuple):
     num_fitting: int  # bytes of the output so far
 
 
-class ConstraintCheck:
-    """Owns the process, which begins with the first constraint and ends with ``close``.
+class _Checker:
+    """One process that checks, begun when it is asked first. One asks it at a time."""
 
-    One that takes too much ends it, and the next constraint begins another. What was asked
-    for last is remembered. Event loop only.
+    def __init__(self) -> None:
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def line(self, asked: bytes) -> bytes:
+        """Its answer; none if somebody else ended it, so that another may be asked."""
+        child = await self._running()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        line = b""
+        try:
+            with suppress(ConnectionError, RuntimeError):  # it ended: so says what it answers
+                child.stdin.write(asked)
+                await child.stdin.drain()
+            line = await child.stdout.readline()
+        finally:
+            if not line.endswith(b"\n"):
+                if line or not child.stdout.at_eof():  # somebody gave up: the answer is nobody's
+                    with suppress(ProcessLookupError):
+                        child.kill()
+                self._child = None
+        if line.endswith(b"\n"):
+            return line
+        code = await child.wait()
+        logger.warning("the check of a constraint ended", extra={"code": code})
+        is_others_doing = code in _ENDED_BY_OTHERS
+        return b"" if is_others_doing else _DIED
+
+    async def start(self) -> None:
+        """See to it that it runs, and has loaded what it needs."""
+        if self._child is None or self._child.returncode is not None:
+            await self.line(_FIRST)
+
+    async def close(self) -> None:
+        """End the process. Idempotent."""
+        child, self._child = self._child, None
+        if child is not None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        child = self._child
+        if child is None or child.returncode is not None:
+            child = self._child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _PROGRAM,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say
+                limit=_MAX_LINE_BYTES,
+            )
+        return child
+
+
+class ConstraintCheck:
+    """Owns the processes: one begins with the first constraint, all end with ``close``.
+
+    What does not take its time is answered by the first. What does is asked of a second one, with
+    patience, and in the first's place comes another, so that nobody waits behind it for long. One
+    that takes too much ends its process. What was asked for last is remembered. Event loop only.
     """
 
     def __init__(self) -> None:
         self.num_checked = 0
-        """By the process: not from memory."""
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        """By a process: not from memory."""
+        self._quick, self._patient = _Checker(), _Checker()
+        self._quick_turn, self._patient_turn = asyncio.Lock(), asyncio.Lock()
         self._num_waiting = 0
         self._known: OrderedDict[_Asked, _Verdict] = OrderedDict()
 
@@ -83,12 +143,9 @@ class ConstraintCheck:
         return known.form
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
-        child, self._child = self._child, None
-        if child is not None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        """End the processes. Idempotent."""
+        for each in (self._quick, self._patient):
+            await each.close()
 
     def _decided(self, asked: _Asked, emitted: bytes) -> _Verdict | None:
         """What needs no process: an output has to be looked at, unless nothing can fit."""
@@ -107,28 +164,23 @@ class ConstraintCheck:
                 f"{self._num_waiting} constraints wait to be checked", retry_after_s=RETRY_LATER_S
             )
         self._num_waiting += 1
+        line = _line_of(asked, emitted)
         try:
-            async with self._turn:
+            async with self._quick_turn:
                 decided = self._decided(asked, emitted)  # for another, while this one waited
                 if decided is not None:
                     return decided
-                verdict = await self._exchange(asked, emitted)
-                if not (emitted and verdict.problem):  # the output may be to blame
-                    self._remember(asked, verdict)
-                return verdict
+                answered = await self._answered_soon(line)
+                if answered:
+                    return self._verdict(asked, emitted, answered)
+            async with self._patient_turn:
+                return self._decided(asked, emitted) or self._verdict(
+                    asked, emitted, await self._answered(line)
+                )
         finally:
             self._num_waiting -= 1
 
-    async def _exchange(self, asked: _Asked, emitted: bytes) -> _Verdict:
-        constraint, thoughts = asked
-        said: dict[str, object] = {
-            "kind": constraint.kind,
-            "texts": constraint.texts,
-            "output": base64.b64encode(emitted).decode(),
-        }
-        if thoughts is not None:
-            said["thoughts"] = thoughts.to_plain()
-        line = json.dumps(said).encode() + b"\n"
+    async def _answered(self, line: bytes) -> bytes:
         answered = await self._line(line)
         if not answered or answered == _DIED:  # a machine that stands still may look like that
             answered = await self._line(line)
@@ -136,48 +188,48 @@ class ConstraintCheck:
             raise NoWorkerError(
                 "the constraint's check was ended twice by others", retry_after_s=RETRY_LATER_S
             )
+        return answered
+
+    def _verdict(self, asked: _Asked, emitted: bytes, answered: bytes) -> _Verdict:
         answer = json.loads(answered)
         if "problem" in answer:
-            return _Verdict(CheckedForm(""), answer["problem"], 0)
-        if thoughts is not None:
-            thoughts = replace(thoughts, has_gap=answer["has_gap"])
-        return _Verdict(CheckedForm(answer["grammar"], thoughts), "", answer["num_fitting"])
+            verdict = _Verdict(CheckedForm(""), answer["problem"], 0)
+        else:
+            thoughts = asked.thoughts
+            if thoughts is not None:
+                thoughts = replace(thoughts, has_gap=answer["has_gap"])
+            form = CheckedForm(answer["grammar"], thoughts)
+            verdict = _Verdict(form, "", answer["num_fitting"])
+        if not (emitted and verdict.problem):  # the output may be to blame
+            self._remember(asked, verdict)
+        return verdict
+
+    async def _answered_soon(self, line: bytes) -> bytes:
+        """None if it takes its time, or ended the process."""
+        await self._quick.start()
+        try:
+            async with asyncio.timeout(_SOON_S):
+                answered = await self._quick.line(line)
+        except TimeoutError:
+            return b""
+        if answered == _DIED:
+            return b""
+        self.num_checked += bool(answered)
+        return answered
 
     async def _line(self, asked: bytes) -> bytes:
-        """The process's answer; none if somebody else ended it, so that another may be asked."""
-        child = await self._running()
-        assert child.stdin is not None
-        assert child.stdout is not None
+        """See :meth:`_Checker.line`, of the patient one."""
         self.num_checked += 1
-        line = b""
-        try:
-            with suppress(ConnectionError, RuntimeError):  # it ended: so says what it answers
-                child.stdin.write(asked)
-                await child.stdin.drain()
-            line = await child.stdout.readline()
-        finally:
-            if not line.endswith(b"\n"):
-                if line or not child.stdout.at_eof():  # somebody gave up: the answer is nobody's
-                    with suppress(ProcessLookupError):
-                        child.kill()
-                self._child = None
-        if line.endswith(b"\n"):
-            return line
-        code = await child.wait()
-        logger.warning("the check of a constraint ended", extra={"code": code})
-        is_others_doing = code in _ENDED_BY_OTHERS
-        return b"" if is_others_doing else _DIED
+        return await self._patient.line(asked)
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        child = self._child
-        if child is None or child.returncode is not None:
-            child = self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                _PROGRAM,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say
-                limit=_MAX_LINE_BYTES,
-            )
-        return child
+
+def _line_of(asked: _Asked, emitted: bytes) -> bytes:
+    constraint, thoughts = asked
+    said: dict[str, object] = {
+        "kind": constraint.kind,
+        "texts": constraint.texts,
+        "output": base64.b64encode(emitted).decode(),
+    }
+    if thoughts is not None:
+        said["thoughts"] = thoughts.to_plain()
+    return json.dumps(said).encode() + b"\n"

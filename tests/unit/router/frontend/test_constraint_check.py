@@ -78,6 +78,17 @@ async def test_one_without_end_is_refused_and_the_next_is_checked(shared: Constr
     assert shared.num_checked == before, "it is known now"
 
 
+async def test_nobody_waits_for_those_that_take_for_ever(shared: ConstraintCheck) -> None:
+    """Though each is another one, so that none is known."""
+    schema = json.loads(ENDLESS.texts[0])
+    endless = [Constraint.json_schema({**schema, "title": str(number)}) for number in range(2)]
+    async with asyncio.TaskGroup() as tasks:
+        bad = [tasks.create_task(refusal(shared, each)) for each in endless]
+        await asyncio.sleep(0)
+        assert await shared.check(Constraint.choice("meanwhile"))
+        assert not any(each.done() for each in bad)
+
+
 async def test_one_who_gives_up_takes_no_answer_of_anothers(shared: ConstraintCheck) -> None:
     async with asyncio.TaskGroup() as tasks:
         gone = tasks.create_task(shared.check(Constraint.regex("gone")))
@@ -117,11 +128,14 @@ async def test_one_that_nests_deeper_than_a_workers_stack_bears_is_refused(
 
 
 class Scripted(ConstraintCheck):
-    """Its process answers as it is told to; nothing: somebody ended it."""
+    """Its patient process answers as it is told to; nothing: somebody ended it."""
 
     def __init__(self, *answers: str) -> None:
         super().__init__()
         self._answers = list(answers)
+
+    async def _answered_soon(self, line: bytes) -> bytes:
+        return b""
 
     async def _line(self, asked: bytes) -> bytes:
         await asyncio.sleep(0)

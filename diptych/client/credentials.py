@@ -1,5 +1,6 @@
 """How a client is let in, and whom it believes."""
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -18,13 +19,18 @@ def metadata_of(api_key: str) -> tuple[tuple[str, str], ...]:
 def lock_of(tls: bool | Path) -> Lock | None:
     """False: no TLS; True: the system's authorities are believed; else those in a PEM file.
 
-    Raises ConfigurationError: it cannot be read.
+    Raises ConfigurationError: it cannot be read, or has no certificate.
     """
     if tls is False:
         return None
     if tls is True:
         return grpc.ssl_channel_credentials(), ""
     try:
-        return grpc.ssl_channel_credentials(tls.read_bytes()), ""
+        authorities = tls.read_bytes()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError):
+        raise ConfigurationError(f"{tls}: no certificate in PEM form is in it") from None
     except OSError as error:
         raise ConfigurationError(f"{tls}: {error.strerror}") from None
+    return grpc.ssl_channel_credentials(authorities), ""

@@ -16,7 +16,7 @@ from diptych.cli.chat_commands import EXITS, obey
 from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
-from diptych.cli.shown_answer import show_answer, write_text
+from diptych.cli.shown_answer import show_answer, write_text, write_thought
 from diptych.cli.tool_file import Calls, read_tools, shown, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
@@ -144,6 +144,7 @@ class _Chat:
         Raises DiptychError.
         """
         parts: list[str] = []
+        thoughts: list[str] = []
         calls: list[inference_pb2.ToolCall] = []
         last: Chunk | None = None
 
@@ -151,18 +152,30 @@ class _Chat:
             parts.append(text)
             write_text(text)
 
+        def think(text: str) -> None:
+            thoughts.append(text)
+            write_thought(text)
+
         request = self._conversation.request(said)
         try:
             answer = show_answer(
-                self._client, request, write, self._timeout_s, write_call=calls.append
+                self._client,
+                request,
+                write,
+                self._timeout_s,
+                write_call=calls.append,
+                write_thought=think,
             )
             last = self._runner.run(answer)
+            if thoughts and not calls and not "".join(parts):
+                _complain("the answer ended within its thoughts; /set max_tokens gives it more")
         finally:
             if "".join(parts):
                 print(flush=True)  # noqa: T201
             for call in calls:
                 print(shown_call(call), flush=True)  # noqa: T201
-            self._conversation.answered(said, "".join(parts), last, calls)
+            text, reasoning = "".join(parts), "".join(thoughts).strip("\n")
+            self._conversation.answered(said, text, last, calls, reasoning)
             if last is None:  # nobody is asked for what they come to
                 for call in calls:
                     self._conversation.call_answered(call, _UNANSWERED)

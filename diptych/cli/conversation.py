@@ -51,6 +51,7 @@ class Conversation:
             options=self.options,
             model=self._model,
             tools=tools,
+            split_reasoning=True,
         )
 
     def answered(
@@ -59,12 +60,14 @@ class Conversation:
         text: str,
         last: Chunk | None,
         calls: Sequence[inference_pb2.ToolCall] = (),
+        reasoning: str = "",
     ) -> None:
         """Keep a turn, whole or not; one that says nothing might as well not have been."""
         self.last = last
         if text or calls:
             now = () if said is None else (ChatMessage("user", said),)
-            self._turns += (*now, ChatMessage("assistant", text, tool_calls=calls))
+            turn = ChatMessage("assistant", text, tool_calls=calls, reasoning=reasoning)
+            self._turns += (*now, turn)
 
     def call_answered(self, call: inference_pb2.ToolCall, answer: str) -> None:
         """What came of a call; each of a turn has to be answered before the next."""

@@ -24,6 +24,13 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def write_thought(text: str) -> None:
+    """To standard error, so that what follows it is all that a pipe gets; a terminal dims it."""
+    is_seen = sys.stderr.isatty()
+    sys.stderr.write(f"\x1b[2m{text.translate(_HARMLESS)}\x1b[0m" if is_seen else text)
+    sys.stderr.flush()
+
+
 async def show_answer(
     client: DiptychClient,
     request: inference_pb2.GenerateRequest,
@@ -31,12 +38,18 @@ async def show_answer(
     timeout_s: float | None,
     metadata: Metadata = (),
     write_call: WriteCall = lambda call: None,
+    write_thought: Write = write_thought,
 ) -> Chunk:
-    """``write`` each text as it comes, ``write_call`` each call of a tool; the last chunk (usage,
-    timing). Raises DiptychError."""
-    last = None
+    """``write`` each text as it comes, ``write_call`` each call of a tool, ``write_thought`` what
+    the model thinks; the last chunk (usage, timing). Raises DiptychError."""
+    last, is_thinking = None, False
     async with aclosing(client.stream(request, timeout_s, metadata)) as chunks:
         async for chunk in chunks:
+            if chunk.reasoning:
+                write_thought(chunk.reasoning)
+            elif is_thinking:
+                write_thought("\n")
+            is_thinking = bool(chunk.reasoning)
             write(chunk.text)
             for call in chunk.tool_calls:
                 write_call(call)

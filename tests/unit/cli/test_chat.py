@@ -1,15 +1,16 @@
 """Calls of tools in a chat: each has an answer before the next turn, whatever ends the line."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from diptych.cli import chat
 from diptych.cli.chat import _Chat
 from diptych.cli.conversation import Conversation
-from diptych.client import SamplingOptions
+from diptych.client import Chunk, DiptychClient, SamplingOptions
 from diptych.errors import NoWorkerError
 from diptych.v1 import inference_pb2
 
@@ -39,7 +40,7 @@ def answers(conversation: Conversation) -> list[tuple[str, str]]:
 def test_calls_of_an_answer_that_failed_have_none(
     conversation: Conversation, talking: _Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def show(*_: object, write_call: Callable[[object], None]) -> Callable[[], None]:
+    def show(*_: object, write_call: Callable[[object], None], **__: object) -> Callable[[], None]:
         def fail() -> None:
             for call in CALLS:
                 write_call(call)
@@ -51,6 +52,35 @@ def test_calls_of_an_answer_that_failed_have_none(
     with pytest.raises(NoWorkerError):
         talking._answer("hi")
     assert answers(conversation) == [("1", UNANSWERED), ("2", UNANSWERED)]
+
+
+@pytest.mark.parametrize("text", ["b", ""])
+def test_what_was_thought_is_shown_and_told_again(
+    text: str,
+    conversation: Conversation,
+    talking: _Chat,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Apart from the answer; where there is none that is said."""
+
+    async def stream(*_: object) -> AsyncIterator[Chunk]:
+        told: list[dict[str, Any]] = [{"reasoning": "a"}, {"reasoning": "\n"}, {"text": text}]
+        for said in told:
+            yield Chunk(request_id="r", model="m", seed=0, **said)
+
+    talking._client = cast(DiptychClient, SimpleNamespace(stream=stream))
+    with asyncio.Runner() as runner:
+        talking._runner = runner
+        assert not talking._answer("hi")
+    shown = capsys.readouterr()
+    assert shown.out == (f"{text}\n" if text else "")
+    assert shown.err.startswith("a\n\n")
+    assert ("within its thoughts" in shown.err) == (not text)
+    request = conversation.request("now")
+    assert request.chat.split_reasoning
+    turns = [(turn.role, turn.reasoning) for turn in request.chat.messages]
+    assert turns == ([("user", ""), ("assistant", "a")] if text else []) + [("user", "")]
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, EOFError])

@@ -93,8 +93,16 @@ class CompletionLogprobs:
     def __init__(self, text: TokenText) -> None:
         self._text = text
         self._assembler = text.assembler()
+        self._echoed = ""
         self._offset = 0
         self._clear()
+
+    def begin_with(self, echoed: str) -> None:
+        """The answer's text begins with the prompt as its client wrote it.
+
+        Special tokens may be spelt in it, and it lacks the space that a tokenizer puts before it.
+        """
+        self._echoed = echoed
 
     def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         for token_id, found in zip(token_ids, logprobs, strict=True):
@@ -126,7 +134,17 @@ class CompletionLogprobs:
         self._logprobs.append(logprob)
         self._tops.append(named)
         self._offsets.append(self._offset)
-        self._offset += len(self._assembler.push(token_id))
+        self._offset += self._length(token_id)
+
+    def _length(self, token_id: int) -> int:
+        """How many characters of the text are the token's."""
+        length = len(self._assembler.push(token_id))
+        if self._offset < len(self._echoed):
+            name = self._name(token_id)
+            for spelt in (name, name.removeprefix(" ")):
+                if spelt and self._echoed.startswith(spelt, self._offset):
+                    return len(spelt)
+        return length
 
     def _clear(self) -> None:
         self._offsets: list[int] = []

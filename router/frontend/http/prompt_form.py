@@ -41,6 +41,8 @@ class PromptForm:
             return
         self.echoed = self._read(token_ids) if self.wish.text is None else self.wish.text
         if self.logprobs is not None:
+            if self.wish.text is not None:
+                self.logprobs.begin_with(self.wish.text)
             self.logprobs.add_first(token_ids[0])
 
     def add(self, part: PromptLogprobs) -> None:

@@ -271,6 +271,32 @@ def test_details_13_and_14_an_echo_comes_before_the_answer(
     assert offsets[len(prompt_ids)] == len("ab c"), "the answer's begin behind the echo"
 
 
+@pytest.mark.parametrize("text", ["ab c", "<s>ab<s> c", "é😀<s>z"])
+def test_detail_13_offsets_are_into_what_the_client_wrote(text: str, tokenizer: Tokenizer) -> None:
+    """Which spells special tokens, that an answer never shows."""
+    prompt_ids = tokenizer.encode(text, add_special=False)
+    bos = min(tokenizer.special_token_ids)
+    told = PromptLogprobs(1, tuple(found(each, 1) for each in prompt_ids))
+    first, *rest = events_of(["x"])
+    assert isinstance(first, Started)
+    logprobs = CompletionLogprobs(tokenizer.text)
+    prompt = PromptForm(PromptWish(echoes=True, text=text), tokenizer.text, logprobs)
+    answer = WholeAnswer(heading(COMPLETION), logprobs, prompt)
+    deltas = (e._replace(logprobs=(found(1, 2),)) if isinstance(e, Delta) else e for e in rest)
+    ids = (bos, *prompt_ids) if not text.startswith("<s>") else (*prompt_ids,)
+    if len(ids) == len(prompt_ids):
+        told = told._replace(logprobs=told.logprobs[1:])
+    for event in (first._replace(prompt_token_ids=ids), told, *deltas):
+        answer.add(event)
+    choices: Any = answer.content()["choices"]
+    (choice,) = choices
+    members = choice["logprobs"]
+    known = zip(members["text_offset"], members["tokens"], strict=True)
+    for offset, token in list(known)[len(ids) - len(prompt_ids) : len(ids)]:
+        assert "\ufffd" in token or choice["text"].startswith(token, offset)
+    assert members["text_offset"][len(ids)] == len(text)
+
+
 def test_of_a_prompt_alone_nothing_is_said_behind_it(tokenizer: Tokenizer) -> None:
     first, *rest = events_of(["x"])
     assert isinstance(first, Started)

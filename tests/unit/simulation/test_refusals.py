@@ -14,7 +14,7 @@ from router.placement.types import Objectives
 from tests.unit.simulation.small import SMALL
 
 GOAL = Objective(1.7, 0.082)
-LONG_S, RATE = 60.0, 6.0
+LONG_S, RATE = 30.0, 6.0
 
 
 def requests() -> Iterator[Shape]:

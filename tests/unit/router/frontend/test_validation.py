@@ -3,11 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
 
 from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
@@ -16,16 +14,15 @@ from diptych.sampling_params import (
     SamplingOptions,
     SamplingParams,
 )
-from diptych.text.chat_template import ChatTemplate, Message, ToolCall
+from diptych.text.chat_template import Message, ToolCall
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
 from router.frontend.validation import EncodedPrompt, ModelFacts
-from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from router.generation.request import ChatPrompt, GenerationRequest, TokenPrompt
 from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
-from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.frontend.asked import (
     EOS,
     MAX_LEN,
@@ -39,12 +36,6 @@ from tests.unit.router.frontend.asked import (
 
 UNKNOWN: Any = 9  # no class has that number
 GRAMMAR = 'start: "a"'  # of any constraint
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("byte-level")
-    return write_folder(folder, byte_level_tokenizer())
 
 
 def resolve(
@@ -420,87 +411,3 @@ def test_counts_of_a_chat_are_bounded(count: dict[str, int], field: str) -> None
 
 def test_longest_prompt_leaves_room_for_one() -> None:
     assert resolve(tokens(*range(MAX_LEN - 1))).shape.max_tokens == 1
-
-
-def test_hopelessly_long_text_is_refused_without_tokenising(tokenizer: Tokenizer) -> None:
-    request = inference_pb2.GenerateRequest(text="diptych " * 131_072)
-    with pytest.raises(InvalidRequestError) as caught:
-        validation.tokenize(read(request), tokenizer, MAX_LEN)
-    assert caught.value.field == "text"
-    assert "or more" in caught.value.message
-
-
-def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
-    request = inference_pb2.GenerateRequest(text="hello")
-    prompt = validation.tokenize(read(request), tokenizer, MAX_LEN)
-    assert prompt.token_ids == tokenizer.encode("hello")
-
-
-def test_a_text_that_goes_on_has_no_begin(tmp_path: Path) -> None:
-    raw = byte_level_tokenizer()
-    begin = raw.token_to_id("<s>")
-    raw.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
-    tokenizer = write_folder(tmp_path, raw)
-    begins, goes_on = (
-        GenerationRequest(
-            prompt=TextPrompt("hello", is_continuation=is_continuation),
-            sampling=SamplingOptions(),
-            num_bytes=5,
-        )
-        for is_continuation in (False, True)
-    )
-    rest = validation.tokenize(goes_on, tokenizer, MAX_LEN).token_ids
-    assert validation.tokenize(begins, tokenizer, MAX_LEN).token_ids == [begin, *rest]
-
-
-def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:
-    ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN).token_ids
-    text = tokenizer.render_chat([Message("user", "hi")]).text
-    assert ids == tokenizer.encode(text, add_special=False)
-
-
-def test_parts_of_a_message_are_joined() -> None:
-    request = chat(("user", "a "), ("assistant", "c"))
-    request.chat.messages[0].content.add(text="b")
-    prompt = read(request).prompt
-    assert isinstance(prompt, ChatPrompt)
-    assert prompt.messages == (Message("user", "a b"), Message("assistant", "c"))
-
-
-def test_half_of_a_character_is_refused_before_the_tokenizer(tokenizer: Tokenizer) -> None:
-    request = GenerationRequest(prompt=TextPrompt("a\ud800"), num_bytes=1)
-    with pytest.raises(InvalidRequestError, match=r"U\+D800") as caught:
-        validation.tokenize(request, tokenizer, MAX_LEN)
-    assert caught.value.field == "text"
-
-
-def test_tool_calls_and_template_arguments_reach_the_template() -> None:
-    request = tool_call("get", '{"x": 1}')
-    request.chat.messages.add(role="tool", tool_call_id="1").content.add(text="2")
-    request.chat.template_arguments.update({"depth": 3, "deep": True, "more": {"a": [1.5, None]}})
-    prompt = read(request).prompt
-    assert isinstance(prompt, ChatPrompt)
-    template = ChatTemplate(
-        "{% for m in messages %}{{ m.role }}"
-        "{% for c in m.tool_calls or [] %} {{ c.function.name }} {{ c.function.arguments.x }}"
-        "{% endfor %}{{ m.tool_call_id }}{{ m.content }} {% endfor %}"
-        "{{ depth }} {{ deep }} {{ more.a }}",
-        {},
-    )
-    text = template.render(prompt.messages, prompt.template_arguments)
-    assert text == "assistant get 1 tool12 3 True [1.5, None]"
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_template_argument_that_no_json_can_say_is_refused(number: float) -> None:
-    request = chat(("user", "a"))
-    request.chat.template_arguments.update({"more": {"depth": [number]}})
-    with pytest.raises(InvalidRequestError, match="no JSON text can say") as caught:
-        validation.check(read(request), facts())
-    assert caught.value.field == "chat.template_arguments"
-
-
-def test_a_template_argument_cannot_replace_what_the_router_passes() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        ChatTemplate("{{ messages }}", {}).render([Message("user", "a")], {"messages": []})
-    assert caught.value.field == "chat.template_arguments.messages"

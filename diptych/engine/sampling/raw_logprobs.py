@@ -10,6 +10,7 @@ from torch import Tensor
 from diptych.engine.device_copies import on_device, on_host
 from diptych.engine.sampling.ranking import in_order, largest
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
+from diptych.sampling_params import MAX_LOGPROBS
 from diptych.token_logprobs import TokenLogprobs
 
 
@@ -33,7 +34,9 @@ class AskedLogprobs(NamedTuple):
         """logits: [n, vocab_size] float32, unchanged; token_ids: [n] int64, in the same place."""
         sums = torch.logsumexp(logits.double(), 1, keepdim=True)
         own = (logits.gather(1, token_ids[:, None]).double() - sums)[:, 0]
-        top = largest(logits, min(max(num_tops), logits.shape[1]))
+        # As many whoever asks: which of equal ones are told goes by the row alone.
+        count = max(MAX_LOGPROBS, *num_tops) if any(num_tops) else 0
+        top = largest(logits, min(count, logits.shape[1]))
         return cls(num_tops, *map(to_host, (own, sums, *top)))
 
     def tell(self) -> list[TokenLogprobs]:

@@ -98,7 +98,8 @@ class Message(NamedTuple):
 class ChatTemplate:
     """A compiled template. Immutable; any thread.
 
-    ``special_tokens`` are the texts of ``bos_token``, ``eos_token`` and so on.
+    ``special_tokens`` are the texts of ``bos_token``, ``eos_token`` and so on. ``with_tools`` is
+    another one, for chats with tools, where the model has it.
 
     Raises:
         ConfigurationError: the template is not valid jinja2.
@@ -109,8 +110,9 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
+        with_tools: str = "",
     ) -> None:
-        self.source = source
+        self.source = f"{source}{with_tools}"
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -123,7 +125,9 @@ class ChatTemplate:
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         try:
             self._template = environment.from_string(source)
-            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            self._with_tools = environment.from_string(with_tools) if with_tools else self._template
+            names = meta.find_undeclared_variables(environment.parse(with_tools or source))
+            self.knows_tools = "tools" in names
             """Whether it tells the model of tools."""
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the model's chat template: {error}") from None
@@ -158,7 +162,8 @@ class ChatTemplate:
                 raise InvalidRequestError("cannot be set", field=f"chat.template_arguments.{name}")
         given = {name: hide(value) for name, value in (arguments or {}).items()}
         try:
-            return self._template.render({**given, **own})
+            template = self._with_tools if tools else self._template
+            return template.render({**given, **own})
         except Exception as error:  # noqa: BLE001 - a template may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template refuses them: {error}", field="chat.messages"

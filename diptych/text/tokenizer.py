@@ -203,10 +203,16 @@ def _load_chat_template(
     """The template's own file wins over tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    named: dict[str, Any] = {"default": source}
     if isinstance(source, list):  # several, by name
         named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+    source, with_tools = named.get("default"), named.get("tool_use", "")
+    path = folder / "additional_chat_templates" / "tool_use.jinja"
+    if path.is_file():
+        with_tools = path.read_text(encoding="utf-8")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, special_tokens, with_tools=with_tools)
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

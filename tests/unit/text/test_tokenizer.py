@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 
 from diptych.errors import ConfigurationError, InvalidRequestError
-from diptych.text.chat_template import Message
+from diptych.text.chat_template import Message, Tool
 from diptych.text.tokenizer import Tokenizer
 from tests.text_models import (
     SAMPLES,
@@ -91,6 +91,27 @@ def test_a_template_file_and_named_templates(tmp_path: Path) -> None:
     assert tokenizer.render_chat([]).text == "yes"
     (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
     assert Tokenizer.from_folder(tmp_path).render_chat([]).text == "file </s>"
+
+
+def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
+    """Named so, or in a file of that name; what it has is seen by who asks for the source."""
+    with_tools = "{{ tools[0].function.name }}"
+    named = [{"name": "default", "template": "plain"}]
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), chat_template=named)
+    with pytest.raises(InvalidRequestError, match="knows none"):
+        tokenizer.render_chat([], tools=[Tool("clock")])
+    named.append({"name": "tool_use", "template": with_tools})
+    (tmp_path / "two").mkdir()
+    told = [write_folder(tmp_path / "two", byte_level_tokenizer(), chat_template=named)]
+    extra = tmp_path / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "tool_use.jinja").write_text(with_tools)
+    told.append(Tokenizer.from_folder(tmp_path))
+    for each in told:
+        assert each.render_chat([]).text == "plain"
+        assert each.render_chat([], tools=[Tool("clock")]).text == "clock"
+        assert each.chat_template is not None
+        assert each.chat_template.source == f"plain{with_tools}"
 
 
 def test_no_template(tmp_path: Path) -> None:

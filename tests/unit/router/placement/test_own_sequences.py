@@ -57,7 +57,7 @@ def test_who_is_alone_has_all_places() -> None:
         assert view(15, alone).has_room
 
 
-def test_where_others_routers_have_as_many_all_take_the_last() -> None:
+def test_where_other_routers_have_as_many_all_take_the_last() -> None:
     """Else one that knows of nobody else would have all that this one leaves."""
     assert taking(view(15, shares(much=8, little=0))) == ALL
 

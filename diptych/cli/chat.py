@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, create_model
 
 from diptych import settings
-from diptych.cli.chat_commands import EXITS, obey
+from diptych.cli.chat_commands import EXITS, MANY_LINES, obey
 from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
@@ -97,10 +97,13 @@ class _Chat:
             print("/help lists what else a line may be; Ctrl-D ends.")  # noqa: T201
         while True:
             try:
-                line = self._read()
+                line = self._read().strip()
                 if line in EXITS:
                     return
-                self._do(line)
+                if line.startswith(MANY_LINES):
+                    self._say(self._read_more(line.removeprefix(MANY_LINES)))
+                else:
+                    self._do(line)
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -112,27 +115,37 @@ class _Chat:
         """The next line, as characters that any process can be told. Raises EOFError: none."""
         try:
             prompt = f"{asker}{self._prompt}" if self._prompt else ""
-            return input(prompt).encode(errors="replace").decode().strip()
+            return input(prompt).encode(errors="replace").decode()
         except (EOFError, KeyboardInterrupt):
             if self._prompt:
                 print()  # noqa: T201
             raise
 
+    def _read_more(self, begin: str) -> str:
+        """A text of several lines, to the one that ends it. Raises EOFError."""
+        lines = [begin]
+        while not lines[-1].endswith(MANY_LINES):
+            lines.append(self._read("..").rstrip())
+        return "\n".join(lines).removesuffix(MANY_LINES).strip("\n")
+
     def _do(self, line: str) -> None:
         if line.startswith("/") and not line.startswith("//"):
             print("\n".join(obey(self._conversation, line)), flush=True)  # noqa: T201
-        elif line:
-            calls = self._answer(line.removeprefix("/"))
-            while calls:
-                self._answer_calls(calls)
-                calls = self._answer(None)
+        else:
+            self._say(line.removeprefix("/"))
+
+    def _say(self, said: str) -> None:
+        calls = self._answer(said) if said else ()
+        while calls:
+            self._answer_calls(calls)
+            calls = self._answer(None)
 
     def _answer_calls(self, calls: Sequence[inference_pb2.ToolCall]) -> None:
         """Ask for what each comes to; who stops amid them has answered the rest so."""
         left = deque(calls)
         try:
             while left:
-                self._conversation.call_answered(left[0], self._read(shown(left[0].name)))
+                self._conversation.call_answered(left[0], self._read(shown(left[0].name)).strip())
                 left.popleft()
         finally:
             for call in left:

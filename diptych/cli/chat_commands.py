@@ -1,15 +1,18 @@
-"""The lines of a chat that are not for the model: commands, which begin with a slash. Pure."""
+"""The lines of a chat that are not for the model: commands, which begin with a slash."""
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+from diptych.cli import saved_chat
 from diptych.cli.breakdown import breakdown
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import FLAGS, describe
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS
 
+MANY_LINES = '"""'
 EXITS = ("/exit", "/bye", "/quit")
 _WIDTH = max(map(len, FLAGS))
 
@@ -62,6 +65,24 @@ def _clear(conversation: Conversation, rest: str) -> list[str]:
     return ["everything that was said is forgotten"]
 
 
+def _save(conversation: Conversation, rest: str) -> list[str]:
+    turns = conversation.turns
+    saved_chat.save(_path(rest, "/save"), turns)
+    return [f"{len(turns)} messages are in {rest}"]
+
+
+def _load(conversation: Conversation, rest: str) -> list[str]:
+    turns = saved_chat.load(_path(rest, "/load"))
+    conversation.restore(turns)
+    return [f"the chat goes on behind {len(turns)} messages"]
+
+
+def _path(rest: str, command: str) -> Path:
+    if not rest:
+        raise InvalidRequestError("a file has to be named", field=command)
+    return Path(rest).expanduser()
+
+
 def _stats(conversation: Conversation, rest: str) -> list[str]:
     last = conversation.last
     if last is None or last.usage is None or last.timing is None:
@@ -75,6 +96,7 @@ def _help(conversation: Conversation, rest: str) -> list[str]:
         *lines,
         f"{EXITS[0]:<20}End, as /bye, /quit and Ctrl-D do. Ctrl-C ends an answer only.",
         f"{'//TEXT':<20}Say what begins with a slash.",
+        f"{MANY_LINES:<20}Begin a text of several lines, which ends as it begins.",
     ]
 
 
@@ -83,6 +105,8 @@ _COMMANDS = {
         "/set NAME VALUE", "Set a sampling option; no VALUE: unset it; no NAME: list all.", _set
     ),
     "/system": Command("/system TEXT", "Set the system message; no TEXT: have none.", _system),
+    "/save": Command("/save FILE", "Write what was said to a file, as JSON.", _save),
+    "/load": Command("/load FILE", "Go on with a chat that was saved; this one is gone.", _load),
     "/clear": Command("/clear", "Forget what was said. Settings stay.", _clear),
     "/stats": Command("/stats", "Show where the last answer's time and its KV went.", _stats),
     "/help": Command("/help", "Show this.", _help),

@@ -37,17 +37,29 @@ class Conversation:
         self._turns: list[ChatMessage] = []
         self._tools = tools
 
+    @property
+    def turns(self) -> list[ChatMessage]:
+        """All that was said, the system message first."""
+        first = [ChatMessage("system", self.system)] if self.system else []
+        return [*first, *self._turns]
+
+    def restore(self, turns: Sequence[ChatMessage]) -> None:
+        """Go on with another chat, of these ``turns``. The settings stay."""
+        self.clear()
+        is_first_system = bool(turns) and turns[0].role == "system"
+        self.system = turns[0].content if is_first_system else ""
+        self._turns += turns[is_first_system:]
+
     def request(self, said: str | None) -> inference_pb2.GenerateRequest:
         """What to ask for when the user says this; None: when calls were answered.
 
         What has to be called is so for each thing that the user says.
         """
-        first = [ChatMessage("system", self.system)] if self.system else []
         tools, now = self._tools, () if said is None else (ChatMessage("user", said),)
         if tools is not None and said is None:
             tools = replace(tools, choice=ToolChoice.AUTO)
         return build_request(
-            messages=[*first, *self._turns, *now],
+            messages=[*self.turns, *now],
             options=self.options,
             model=self._model,
             tools=tools,

@@ -83,6 +83,15 @@ def test_what_was_thought_is_shown_and_told_again(
     assert turns == ([("user", ""), ("assistant", "a")] if text else []) + [("user", "")]
 
 
+def test_a_text_of_several_lines_is_one(talking: _Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(['"""a', "", " b", 'c"""', '"""one"""', "/exit"])
+    said: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr(talking, "_answer", said.append)
+    talking.run()
+    assert said == ["a\n\n b\nc", "one"]
+
+
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, EOFError])
 def test_who_stops_amid_the_calls_has_answered_the_rest_so(
     conversation: Conversation,

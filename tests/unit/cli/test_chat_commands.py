@@ -1,5 +1,8 @@
 """What the lines of a chat do that begin with a slash, and what is asked for after them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from diptych.cli.chat_commands import obey
@@ -35,6 +38,51 @@ def test_what_was_said_is_sent_again(conversation: Conversation) -> None:
     assert turns(conversation) == [("system", "Be brief."), ("user", "now")]
     obey(conversation, "/system")
     assert turns(conversation) == [("user", "now")]
+
+
+def test_a_chat_is_kept_in_a_file(conversation: Conversation, tmp_path: Path) -> None:
+    """As OpenAI's API takes it, with all that the model is told again."""
+    call = inference_pb2.ToolCall(id="1", name="clock", arguments='{"is_utc": true}')
+    obey(conversation, "/system Be brief.")
+    conversation.answered("what time?", "", None, [call], "hm")
+    conversation.call_answered(call, "nöon")
+    path = tmp_path / "a chat.json"
+    assert obey(conversation, f"/save {path}") == [f"4 messages are in {path}"]
+    kept = json.loads(path.read_text())["messages"]
+    assert [message["role"] for message in kept] == ["system", "user", "assistant", "tool"]
+    function = {"name": "clock", "arguments": '{"is_utc": true}'}
+    assert kept[2]["tool_calls"] == [{"id": "1", "type": "function", "function": function}]
+    assert kept[2]["reasoning_content"] == "hm"
+    other = Conversation("m", "Be long.", conversation.options)
+    other.answered("x", "y", None)
+    obey(other, f"/load {path}")
+    assert other.request("now") == conversation.request("now")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file"),
+        ("[]", "object"),
+        ("{", "JSON"),
+        ('{"messages": [{"content": "a"}]}', r"messages\.0\.role: Field required"),
+    ],
+)
+def test_a_file_that_has_no_chat_is_refused(
+    conversation: Conversation, tmp_path: Path, content: str | None, problem: str
+) -> None:
+    path = tmp_path / "chat.json"
+    if content is not None:
+        path.write_text(content)
+    conversation.answered("a", "b", None)
+    before = conversation.request("now")
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        obey(conversation, f"/load {path}")
+    assert caught.value.field == str(path)
+    for line in ("/load", "/save", f"/save {tmp_path}"):
+        with pytest.raises(InvalidRequestError):
+            obey(conversation, line)
+    assert conversation.request("now") == before
 
 
 @pytest.mark.parametrize(
@@ -110,4 +158,5 @@ def test_stats_are_those_of_the_last_answer_that_ended(conversation: Conversatio
 def test_help_names_every_command(conversation: Conversation) -> None:
     lines = obey(conversation, "/help")
     named = [line.split()[0] for line in lines]
-    assert named == ["/set", "/system", "/clear", "/stats", "/help", "/exit", "//TEXT"]
+    commands = ["/set", "/system", "/save", "/load", "/clear", "/stats", "/help", "/exit"]
+    assert named == [*commands, "//TEXT", '"""']

@@ -1,0 +1,94 @@
+"""A chat in a file: messages as OpenAI's API takes them, so that any client goes on with it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from diptych.client import ChatMessage
+from diptych.errors import InvalidRequestError
+from diptych.v1 import inference_pb2
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class _Call(BaseModel):
+    id: str
+    type: str = "function"
+    function: _Function
+
+
+class _Message(BaseModel):
+    role: str
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _Chat(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    messages: list[_Message]
+
+
+def save(path: Path, turns: Sequence[ChatMessage]) -> None:
+    """Write the turns of a chat, in place of what the file had. Raises InvalidRequestError."""
+    messages = [_written(turn).model_dump(exclude_none=True) for turn in turns]
+    text = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise _refusal(path, error) from None
+
+
+def load(path: Path) -> list[ChatMessage]:
+    """The turns of a chat that was saved. Raises InvalidRequestError."""
+    try:
+        chat = _Chat.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise _refusal(path, error) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        problem = f"{where}: {first['msg']}" if where else first["msg"]
+        raise InvalidRequestError(problem, field=str(path)) from None
+    return [_read(message) for message in chat.messages]
+
+
+def _refusal(path: Path, error: OSError) -> InvalidRequestError:
+    return InvalidRequestError(error.strerror or str(error), field=str(path))
+
+
+def _written(turn: ChatMessage) -> _Message:
+    calls = [
+        _Call(id=call.id, function=_Function(name=call.name, arguments=call.arguments))
+        for call in turn.tool_calls
+    ]
+    return _Message(
+        role=turn.role,
+        content=turn.content,
+        reasoning_content=turn.reasoning or None,
+        tool_calls=calls or None,
+        tool_call_id=turn.tool_call_id or None,
+    )
+
+
+def _read(message: _Message) -> ChatMessage:
+    calls = [
+        inference_pb2.ToolCall(
+            id=call.id, name=call.function.name, arguments=call.function.arguments
+        )
+        for call in message.tool_calls or ()
+    ]
+    return ChatMessage(
+        message.role,
+        message.content or "",
+        calls,
+        message.tool_call_id or "",
+        message.reasoning_content or "",
+    )

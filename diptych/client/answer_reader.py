@@ -93,6 +93,8 @@ class AnswerReader:
         request.return_prompt_token_ids = False
         request.emitted_token_ids[:] = self._token_ids
         request.model_digest = self._model_digest if self._token_ids else ""
+        if request.HasField("chat"):
+            request.chat.now_unix_s = self._started.now_unix_s
         return request
 
     def read(self, response: inference_pb2.GenerateResponse) -> Chunk | None:
@@ -167,6 +169,7 @@ class AnswerReader:
             model=started.model,
             seed=started.seed,
             model_digest=self._model_digest,
+            now_unix_s=started.now_unix_s,
             prompt_token_ids=tuple(started.prompt_token_ids),
             text=said.text,
             reasoning=said.reasoning,
@@ -221,6 +224,7 @@ class AnswerReader:
             model=started.model,
             seed=started.seed,
             model_digest=self._model_digest,
+            now_unix_s=started.now_unix_s,
             prompt_token_ids=tuple(started.prompt_token_ids),
             **members,
         )
@@ -251,6 +255,7 @@ class AnswerReader:
             model=started.model,
             seed=started.seed,
             model_digest=self._model_digest,
+            now_unix_s=started.now_unix_s,
             prompt_token_ids=tuple(started.prompt_token_ids),
             position=self.num_tokens,
             finish_reason=FinishReason(finished.reason),

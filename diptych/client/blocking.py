@@ -73,9 +73,10 @@ class BlockingClient(OwnLoop[DiptychClient]):
         """Token ids of a text or a chat, see :meth:`DiptychClient.tokenize`."""
         return self._ask(self._client.tokenize(text, messages=messages))
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """What token ids say, see :meth:`DiptychClient.detokenize`."""
-        return self._ask(self._client.detokenize(token_ids))
+        asked = self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._ask(asked)
 
     def score(self, request: inference_pb2.ScoreRequest) -> list[ContinuationScore]:
         """How likely continuations are, see :meth:`DiptychClient.score`."""

@@ -15,14 +15,15 @@ class Chunk:
     those two are of the last call, where an answer took several. Of several choices each has
     a last one with its ``finish_reason``; ``usage`` and ``timing`` come behind all.
 
-    ``seed``, ``model_digest`` and all ``token_ids`` so far continue the answer in another
-    program, should this one end (``emitted_token_ids`` of the next request).
+    ``seed``, ``model_digest``, ``now_unix_s`` and all ``token_ids`` so far continue the answer
+    in another program, should this one end (``emitted_token_ids`` of the next request).
     """
 
     request_id: str
     model: str
     seed: int
     model_digest: str = ""  # of the weights that answer; empty: the workers do not say
+    now_unix_s: int = 0  # what the chat's template took for now
     choice: int = 0  # which of n
     text: str = ""
     reasoning: str = ""  # what the model thought, of a chat whose answer is taken apart

@@ -173,10 +173,16 @@ class DiptychClient:
         return list(response.token_ids)
 
     async def detokenize(
-        self, token_ids: Sequence[int], timeout_s: float = _SHORT_TIMEOUT_S
+        self,
+        token_ids: Sequence[int],
+        timeout_s: float = _SHORT_TIMEOUT_S,
+        *,
+        skip_special_tokens: bool = False,
     ) -> str:
-        """What token ids say, without special tokens. Raises DiptychError."""
-        request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+        """What token ids say. Raises DiptychError."""
+        request = inference_pb2.DetokenizeRequest(
+            token_ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
         response = await self._ask(
             lambda router, left_s: router.Detokenize(
                 request, timeout=left_s, metadata=self._metadata

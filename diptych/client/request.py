@@ -33,6 +33,7 @@ def build_request(
     split_reasoning: bool = False,
     emitted_token_ids: Sequence[int] = (),
     model_digest: str = "",
+    now_unix_s: int = 0,
     return_prompt_token_ids: bool = False,
     model: str = "",
     request_id: str = "",
@@ -43,14 +44,18 @@ def build_request(
 
     ``level`` is how urgent it is, and what it wants. ``emitted_token_ids`` is the output
     that an earlier call brought: the answer goes on after it, with the weights of
-    ``model_digest`` if that is given. ``template_arguments``, ``tools`` and
-    ``split_reasoning`` are for ``messages``. The rest is as in ``GenerateRequest`` in
-    inference.proto. Raises InvalidRequestError: a text has half a character.
+    ``model_digest`` if that is given, and where ``messages`` were rendered ``now_unix_s``.
+    ``template_arguments``, ``tools`` and ``split_reasoning`` are for ``messages``, too. The rest
+    is as in ``GenerateRequest`` in inference.proto.
+
+    Raises InvalidRequestError: a text has half a character.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
-    if messages is None and (template_arguments or tools or split_reasoning):
-        raise ValueError("template_arguments, tools and split_reasoning are for messages")
+    if messages is None and (template_arguments or tools or split_reasoning or now_unix_s):
+        raise ValueError(
+            "template_arguments, tools, split_reasoning and now_unix_s are for messages"
+        )
     with _sayable():
         request = inference_pb2.GenerateRequest(
             model=model,
@@ -71,6 +76,7 @@ def build_request(
                     template_arguments, request.chat.template_arguments, "template_arguments"
                 )
             request.chat.split_reasoning = split_reasoning
+            request.chat.now_unix_s = now_unix_s
             if tools is not None:
                 tools.write_to(request.chat)
         elif token_ids is not None:

@@ -6,7 +6,8 @@ the sandbox, no files. Knows nothing of tokens.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -109,7 +110,6 @@ class ChatTemplate:
         self,
         source: str,
         special_tokens: Mapping[str, str],
-        now: Callable[[], datetime] = datetime.now,
         with_tools: str = "",
     ) -> None:
         self.source = f"{source}{with_tools}"
@@ -120,7 +120,6 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens)
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         try:
@@ -138,12 +137,14 @@ class ChatTemplate:
         arguments: Mapping[str, object] | None = None,
         *,
         tools: Sequence[Tool] = (),
+        now_unix_s: int = 0,
         add_generation_prompt: bool = True,
         hide: Hide = shown,
     ) -> str:
         """The prompt text; with ``add_generation_prompt`` it ends where the answer begins.
 
-        ``arguments`` are further names that the template knows. ``hide`` makes of what a client
+        ``arguments`` are further names that the template knows. ``now_unix_s`` is what it takes
+        for now, in seconds since 1970 UTC; 0: what the clock says. ``hide`` makes of what a client
         said what the template gets in its place.
 
         Raises:
@@ -155,6 +156,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "tools": [tool.for_template(hide) for tool in tools] or None,
             "documents": None,
+            "strftime_now": datetime.fromtimestamp(now_unix_s or time.time()).strftime,
             **self._special_tokens,
         }
         for name in arguments or {}:

@@ -5,6 +5,7 @@ It reads lines of JSON from standard input, and answers each with one::
     {"kind": "regex", "texts": ["a+"], "output": "YWE="}   # base64, of what was emitted
     {"grammar": "...", "num_fitting": 2}    or    {"problem": "..."}
 
+With ``"calls"``, the marks that begin calls, these may stand in the answer's place.
 With ``"thoughts"``, a plain :class:`diptych.text.thought_form.ThoughtForm`, the grammar is that of
 thoughts and then the constraint, and the answer says ``"has_gap"``.
 
@@ -17,21 +18,30 @@ It checks bytes rather than tokens, so that it needs no model.
 
 import base64
 import json
+import random
 import resource
 import signal
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from diptych.text.thought_form import ThoughtForm
+from diptych.text.call_form import or_calls
+from diptych.text.grammars import LIMITS
+from diptych.text.thought_form import Mark, ThoughtForm
 
 MAX_COMPILE_S: Final = 2.0
 MAX_MEMORY_BYTES: Final = 2 * 2**30
 MAX_STACK_BYTES: Final = 2**20  # half of the least that threads have by default
+# An output drawn at random is followed so far. Real schemas take 5 ms for it, ambiguous grammars
+# seconds: there each token of an output has more derivations than the one before.
+_NUM_TRIED: Final = 256  # bytes
+MAX_TRIED_S: Final = 0.1
 _MAX_PROBLEM_CHARACTERS: Final = 200
 _WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
 
@@ -56,21 +66,30 @@ def write_grammar(kind: str, texts: list[str]) -> str:
 
 
 def check(
-    kind: str, texts: list[str], output: bytes, thoughts: ThoughtForm | None = None
+    kind: str,
+    texts: list[str],
+    output: bytes,
+    thoughts: ThoughtForm | None = None,
+    calls: Sequence[Mark] = (),
 ) -> dict[str, object]:
     """The answer to one line."""
     try:
-        grammar = write_grammar(kind, texts)
-        matcher = _compiled(grammar)
+        answer = spelled = write_grammar(kind, texts)
+        matcher = _compiled(answer)
+        _check_pace(matcher)
+        if calls:
+            spelled = or_calls(answer, calls, has_tokens=False)
+            answer = or_calls(answer, calls, has_tokens=True)
+            matcher = _compiled(spelled)
         if thoughts is None:
-            return {"grammar": grammar, "num_fitting": matcher.try_consume_tokens(list(output))}
+            return {"grammar": answer, "num_fitting": matcher.try_consume_tokens(list(output))}
         thoughts = replace(thoughts, has_gap=not _may_begin_with_space(matcher))
         _check_unlike(matcher, thoughts)
-        fitting = _compiled(thoughts.before(grammar, has_tokens=False))
+        fitting = _compiled(thoughts.before(spelled, has_tokens=False))
     except ValueError as error:
         return {"problem": _one_line(str(error))}
     return {
-        "grammar": thoughts.before(grammar, has_tokens=True),
+        "grammar": thoughts.before(answer, has_tokens=True),
         "num_fitting": fitting.try_consume_tokens(list(output)),
         "has_gap": thoughts.has_gap,
     }
@@ -78,13 +97,26 @@ def check(
 
 def _compiled(grammar: str) -> llguidance.LLMatcher:
     """Raises ValueError."""
-    limits = llguidance.LLParserLimits(verbose_errors=False)
-    matcher = llguidance.LLMatcher(_BYTES, grammar, log_level=0, limits=limits)
+    matcher = llguidance.LLMatcher(_BYTES, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()  # what has no first token shows only here
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher
+
+
+def _check_pace(matcher: llguidance.LLMatcher) -> None:
+    """Raise ValueError: a token of an output costs more and more."""
+    tried, draw = matcher.deep_copy(), random.Random(0)
+    until_s = time.thread_time() + MAX_TRIED_S
+    for _ in range(_NUM_TRIED):
+        mask = tried.compute_bitmask()
+        fitting = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        if tried.is_error() or time.thread_time() > until_s:
+            raise ValueError("it is ambiguous: an output costs more with each token")
+        if not fitting:
+            return
+        tried.consume_token(draw.choice(fitting))
 
 
 def _may_begin_with_space(matcher: llguidance.LLMatcher) -> bool:
@@ -119,8 +151,9 @@ def _answer_all() -> None:
         asked = json.loads(line)
         said = asked.get("thoughts")
         thoughts = None if said is None else ThoughtForm.from_plain(said)
+        calls = [Mark.from_plain(mark) for mark in asked.get("calls", ())]
         output = base64.b64decode(asked["output"])
-        answer = check(asked["kind"], asked["texts"], output, thoughts)
+        answer = check(asked["kind"], asked["texts"], output, thoughts, calls)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -16,6 +16,12 @@ import llguidance
 from diptych.errors import ConfigurationError
 
 MAX_REMEMBERED: Final = 256  # grammars
+# Ten times what real schemas need for a mask. What is more ambiguous costs tens of milliseconds.
+MAX_ITEMS_PER_STEP: Final = 10_000
+LIMITS: Final = llguidance.LLParserLimits(
+    verbose_errors=False,  # they quote the text
+    step_max_items=MAX_ITEMS_PER_STEP,
+)
 
 
 class Compiled(NamedTuple):
@@ -41,7 +47,6 @@ class Grammars:
         self.own_end_ids = frozenset(tokenizer.eos_tokens)
         """What the library takes for an output's end, whatever the model's makers say."""
         self._tokenizer = tokenizer
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)  # they quote the text
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Compiled]] = OrderedDict()
@@ -74,7 +79,7 @@ class Grammars:
 
     def _compile(self, text: str) -> Compiled:
         self.num_compiled += 1
-        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # what has no first token shows only here
         if matcher.is_error():

@@ -7,7 +7,7 @@ output's tokens, wherever it goes on.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +35,11 @@ class Mark(tuple[MarkPart, ...]):
         pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
         pieces = re.split(f"({pattern})", text)
         return cls(MarkPart(piece, added_tokens.get(piece)) for piece in pieces if piece)
+
+    @classmethod
+    def from_plain(cls, said: Iterable[Sequence[Any]]) -> "Mark":
+        """As JSON carries it: it is plain already."""
+        return cls(MarkPart(*part) for part in said)
 
     @property
     def text(self) -> str:
@@ -73,7 +78,7 @@ class ThoughtForm:
     def from_plain(cls, said: Mapping[str, Any]) -> "ThoughtForm":
         """What ``to_plain`` made."""
         marks = {
-            name: None if said[name] is None else Mark(MarkPart(*part) for part in said[name])
+            name: None if said[name] is None else Mark.from_plain(said[name])
             for name in ("open", "close", "lead", "own_lead")
         }
         return cls(**marks, has_gap=bool(said["has_gap"]))  # type: ignore[arg-type]
@@ -107,15 +112,15 @@ class ThoughtForm:
             f"spelled[suffix={_quoted(self.close.text)}]: /(?s:.*)/",
         ]
         lines += ["FREE: /(?s:.+)/"] * is_token + [f"GAP: {_GAP}"] * bool(gap)
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, _named(answer)]})
+        return with_parts("\n".join(lines), answer, _ANSWER)
 
 
-def _named(answer: str) -> dict[str, Any]:
-    """The one grammar that it is, with the name by which another may refer to it."""
-    said = {"lark_grammar": answer}
+def with_parts(lark: str, answer: str, name: str) -> str:
+    """A grammar that refers to an ``answer``, another one of llguidance's, by its ``name``."""
+    first, others = {"lark_grammar": answer}, []
     if answer.startswith("{"):
-        (said,) = json.loads(answer)["grammars"]
-    return {**said, "name": _ANSWER}
+        first, *others = json.loads(answer)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": name}, *others]})
 
 
 def _quoted(text: str) -> str:

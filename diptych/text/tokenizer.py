@@ -7,6 +7,7 @@ config.json and generation_config.json. Needs neither torch nor transformers.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,9 @@ class Tokenizer:
             return self.encode(prompt.text, add_special=False)
         return self._control.encode(prompt)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids``, special tokens left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of ``token_ids``, with or without the special ones among them."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def special_ids_in(self, text: str) -> frozenset[int]:
         """The special tokens that stand in ``text``, but those that end an answer."""
@@ -126,10 +127,13 @@ class Tokenizer:
         messages: Sequence[Message],
         arguments: Mapping[str, object] | None = None,
         tools: Sequence[Tool] = (),
+        *,
+        now_unix_s: int = 0,
     ) -> MarkedText:
         """The prompt of a chat, ending where the model's answer begins.
 
-        ``arguments`` are further names that the model's template knows.
+        ``arguments`` are further names that the model's template knows, ``now_unix_s`` is what
+        it takes for now, in seconds since 1970 UTC; 0: what the clock says.
 
         Raises:
             InvalidRequestError: no template, or the template refuses the messages.
@@ -138,11 +142,13 @@ class Tokenizer:
             raise InvalidRequestError("this model has no chat template", field="chat")
         if tools and not self.chat_template.knows_tools:
             raise InvalidRequestError("this model's chat template knows none", field="chat.tools")
+        render = partial(
+            self.chat_template.render, messages, arguments, tools=tools, now_unix_s=now_unix_s
+        )
         if self._control is None:
-            return MarkedText(self.chat_template.render(messages, arguments, tools=tools))
+            return MarkedText(render())
         hidden = HiddenTexts(self._control)
-        rendered = self.chat_template.render(messages, arguments, tools=tools, hide=hidden.hide)
-        return hidden.restore(rendered)
+        return hidden.restore(render(hide=hidden.hide))
 
     def min_tokens(self, text: str) -> int:
         """A lower bound, without tokenising, of how many tokens ``text`` has.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from diptych.errors import (
     RETRY_LATER_S,
@@ -30,7 +31,7 @@ from router.frontend.field_names import renamed
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
 from router.frontend.thoughts import thoughts_of
-from router.frontend.tools import constraint_of
+from router.frontend.tools import calls_beside, constraint_of
 from router.frontend.validation import EncodedPrompt, ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
@@ -233,6 +234,8 @@ class Admission:
         if constraint is None:
             return None
         thoughts = thoughts_of(request, prompt, self._model)
+        calls = calls_beside(request, self._model)
+        checking = partial(self._constraints.check, constraint, thoughts=thoughts, calls=calls)
         tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
         spellings = (
             tokenizer.text.spelling(each)
@@ -242,7 +245,7 @@ class Admission:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         try:
             async with asyncio.timeout(left_s):
-                return await self._constraints.check(constraint, b"".join(spellings), thoughts)
+                return await checking(b"".join(spellings))
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline passed") from None
         except InvalidRequestError as error:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from diptych.text.thought_form import ThoughtForm
+from diptych.text.thought_form import Mark, ThoughtForm
 
 
 class CheckedForm(NamedTuple):
@@ -11,3 +11,5 @@ class CheckedForm(NamedTuple):
     grammar: str
     thoughts: ThoughtForm | None = None
     """Those that may come before the answer; None: all of it is the answer."""
+    calls: tuple[Mark, ...] = ()
+    """What begins calls, which may come in the answer's place."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
-from diptych.text.thought_form import ThoughtForm
+from diptych.text.thought_form import Mark, ThoughtForm
 from router.frontend.checked_form import CheckedForm
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _ENDED_BY_OTHERS: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 
 class _Asked(NamedTuple):
     constraint: Constraint
     thoughts: ThoughtForm | None
+    calls: tuple[Mark, ...]
 
 
 class _Verdict(NamedTuple):
@@ -118,18 +119,23 @@ class ConstraintCheck:
         self._known: OrderedDict[_Asked, _Verdict] = OrderedDict()
 
     async def check(
-        self, constraint: Constraint, emitted: bytes = b"", thoughts: ThoughtForm | None = None
+        self,
+        constraint: Constraint,
+        emitted: bytes = b"",
+        thoughts: ThoughtForm | None = None,
+        calls: tuple[Mark, ...] = (),
     ) -> CheckedForm:
         """The constraint as a grammar, in which an output may begin with ``emitted``.
 
-        ``thoughts`` may come before what the constraint is of.
+        ``thoughts`` may come before what the constraint is of, and calls in its place, which
+        begin with one of the marks of ``calls``.
 
         Raises:
             InvalidRequestError: it cannot be held to, or what was emitted does not fit it.
             QueueFullError: too many wait to be checked.
             NoWorkerError: somebody ended the process, twice: nothing is known of the constraint.
         """
-        asked = _Asked(constraint, thoughts)
+        asked = _Asked(constraint, thoughts, calls)
         known = self._decided(asked, emitted) or await self._ask(asked, emitted)
         if known.problem:
             raise InvalidRequestError(
@@ -198,7 +204,7 @@ class ConstraintCheck:
             thoughts = asked.thoughts
             if thoughts is not None:
                 thoughts = replace(thoughts, has_gap=answer["has_gap"])
-            form = CheckedForm(answer["grammar"], thoughts)
+            form = CheckedForm(answer["grammar"], thoughts, asked.calls)
             verdict = _Verdict(form, "", answer["num_fitting"])
         if not (emitted and verdict.problem):  # the output may be to blame
             self._remember(asked, verdict)
@@ -224,11 +230,12 @@ class ConstraintCheck:
 
 
 def _line_of(asked: _Asked, emitted: bytes) -> bytes:
-    constraint, thoughts = asked
+    constraint, thoughts, calls = asked
     said: dict[str, object] = {
         "kind": constraint.kind,
         "texts": constraint.texts,
         "output": base64.b64encode(emitted).decode(),
+        "calls": calls,
     }
     if thoughts is not None:
         said["thoughts"] = thoughts.to_plain()

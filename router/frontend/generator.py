@@ -83,6 +83,7 @@ class Generator:
         Raises:
             DiptychError: refused or failed.
         """
+        request = request.rendered_at(int(time.time()))
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
         observer = self._observe(request.request_id, operation, metadata, request.tenant)
         answer = _Answer(self._services, observer, give_up, outlet)
@@ -194,7 +195,8 @@ class Generator:
     ) -> Started:
         wanted = resolved.shape.prompt_ids if request.return_prompt_token_ids else ()
         model, seed = self._admission.model.name, resolved.sampling.seed
-        return Started(request_id, model, seed, wanted, model_digest)
+        now_unix_s = request.prompt.now_unix_s if isinstance(request.prompt, ChatPrompt) else 0
+        return Started(request_id, model, seed, wanted, model_digest, now_unix_s)
 
 
 class _Answer:

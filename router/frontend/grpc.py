@@ -119,7 +119,9 @@ class InferenceServicer:
             token_ids = await self._tokenize(asked)
         except InvalidRequestError as error:
             raise renamed(error, _DETOKENIZE_NAMES) from None
-        text = self._admission.model.tokenizer.decode(token_ids)
+        text = self._admission.model.tokenizer.decode(
+            token_ids, skip_special=message.skip_special_tokens
+        )
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def Embed(self, request: bytes, context: Context) -> inference_pb2.EmbedResponse:

@@ -101,6 +101,7 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
             response.started.seed = event.seed
             response.started.prompt_token_ids.extend(event.prompt_token_ids)
             response.started.model_digest = event.model_digest
+            response.started.now_unix_s = event.now_unix_s
         case PromptLogprobs():
             response.prompt_logprobs.CopyFrom(event.to_proto())
         case ChoiceFinished():
@@ -131,6 +132,7 @@ def _read_chat(chat: inference_pb2.ChatPrompt) -> ChatPrompt:
         required_tool=chat.required_tool,
         has_parallel_calls=chat.parallel_tool_calls if says_parallel else True,
         is_split=chat.split_reasoning,
+        now_unix_s=chat.now_unix_s,
     )
 
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from diptych.text.response.answer_or_calls import AnswerOrCalls
 from diptych.text.response.forced_calls import FORCED_CALLS
 from diptych.text.response.parser import ResponseParser
 from diptych.text.response.template import CallIdForm
@@ -82,5 +83,10 @@ def _parser(
             return None
         end = prompt_end(resolved.shape.prompt_ids, resolved.own_end, model)
         return ResponseParser(template, end, tools)
-    held = ResponseParser(FORCED_CALLS, "", tools) if chat.forced_tools else None
+    held: AnswerParser | None = None
+    if chat.forced_tools:
+        held = ResponseParser(FORCED_CALLS, "", tools)
+    elif resolved.calls and template is not None:
+        marks = [mark.text for mark in resolved.calls]
+        held = AnswerOrCalls(marks, ResponseParser(template, "", tools))
     return held if resolved.thoughts is None else ThoughtSplit(resolved.thoughts, held)

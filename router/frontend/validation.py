@@ -40,6 +40,7 @@ MAX_NAME_CHARACTERS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
+MAX_UNIX_S = 253_402_300_799  # the last one with a year of four digits
 MAX_DIGEST_DIGITS = 32  # of weights, as workers tell it
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -100,7 +101,9 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
             encode = partial(tokenizer.encode, text, add_special=not is_continuation)
         case ChatPrompt(messages, arguments):
             tools = request.prompt.offered_tools
-            rendered = tokenizer.render_chat(messages, arguments, tools)
+            rendered = tokenizer.render_chat(
+                messages, arguments, tools, now_unix_s=request.prompt.now_unix_s
+            )
             text, encode = rendered.text, partial(tokenizer.encode_chat, rendered)
             own_end = rendered.own_end
     _check_text(text, request.prompt_field)
@@ -188,6 +191,7 @@ def resolve(
         emitted_token_ids=tuple(request.emitted_token_ids),
         model_digest=request.model_digest,
         thoughts=None if form is None else form.thoughts,
+        calls=() if form is None else form.calls,
         own_end=prompt.own_end,
     )
 
@@ -316,6 +320,8 @@ def _check_chat(chat: ChatPrompt) -> None:
     check_num_messages(len(chat.messages))
     for index, message in enumerate(chat.messages):
         _check_message(message, f"chat.messages[{index}]")
+    if not 0 <= chat.now_unix_s <= MAX_UNIX_S:
+        raise InvalidRequestError(f"is not from 0 to {MAX_UNIX_S}", field="chat.now_unix_s")
     written = _json_text(chat.template_arguments, "chat.template_arguments")
     if len(written) > MAX_TEMPLATE_ARGUMENT_BYTES:
         raise InvalidRequestError(

@@ -79,6 +79,7 @@ class Started(NamedTuple):
     seed: int
     prompt_token_ids: tuple[int, ...]  # empty unless asked for
     model_digest: str = ""  # of the weights that answer; empty: unknown
+    now_unix_s: int = 0  # what the chat's template took for now
 
 
 class CalledTool(NamedTuple):

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
@@ -41,6 +41,8 @@ class ChatPrompt:
     """Whether one answer may have several calls."""
     is_split: bool = False
     """Whether reasoning is told apart from the text; with tools it always is."""
+    now_unix_s: int = 0
+    """What the template takes for now, seconds since 1970 UTC; 0: when it is rendered."""
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
@@ -91,6 +93,13 @@ class GenerationRequest:
         """What it will come to with its answer, as far as that is known before it is tokenised."""
         num_prompt = len(self.prompt.token_ids) if isinstance(self.prompt, TokenPrompt) else 1
         return num_prompt + max(0, self.sampling.max_tokens or 0)
+
+    def rendered_at(self, now_unix_s: int) -> "GenerationRequest":
+        """With a moment that a chat's template takes for now, unless it has one."""
+        chat = self.prompt
+        if not isinstance(chat, ChatPrompt) or chat.now_unix_s:
+            return self
+        return replace(self, prompt=replace(chat, now_unix_s=now_unix_s))
 
     @property
     def prompt_field(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from diptych.sampling_params import SamplingParams
-from diptych.text.thought_form import ThoughtForm
+from diptych.text.thought_form import Mark, ThoughtForm
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
 
@@ -25,6 +25,7 @@ class ResolvedRequest:
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
     model_digest: str = ""  # of the weights that the answer has to be of; empty: any
     thoughts: ThoughtForm | None = None  # that a constraint lets come before the answer
+    calls: tuple[Mark, ...] = ()  # that begin what it lets come in the answer's place
     own_end: str | None = None  # of the prompt, behind all that is inert; None: nothing is
 
     @property

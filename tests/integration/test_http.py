@@ -256,8 +256,11 @@ async def test_token_ids_and_their_text(
     read = (await http.post("/tokenize", json={"model": model, "prompt": PROMPT})).json()
     assert read["count"] == len(read["tokens"])
     assert read["max_model_len"] == MAX_LEN
-    said = (await http.post("/detokenize", json={"tokens": read["tokens"]})).json()
-    assert said == {"prompt": PROMPT}
+    asked = {"tokens": [2, *read["tokens"]]}
+    said = (await http.post("/detokenize", json=asked)).json()
+    assert said == {"prompt": f"<eos>{PROMPT}"}
+    plain = (await http.post("/detokenize", json={**asked, "skip_special_tokens": True})).json()
+    assert plain == {"prompt": PROMPT}
     by_ids = await complete(openai_client, model, prompt=[read["tokens"]], max_tokens=8)
     assert (
         by_ids.choices[0].text

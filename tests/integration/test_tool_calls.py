@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -52,7 +53,8 @@ def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = "{{ tools | map(attribute='function.name') | join(' ') }}"
     known = f"{{% if tools %}}<turn>tools\n{names}<end>\n{{% endif %}}"
     thinks = "{% if think %}<|im_start|>assistant\n<think>{% endif %}"
-    settings["chat_template"] = known + settings["chat_template"] + thinks
+    dated = "{% if is_dated %}{{ strftime_now('%s') }}{% endif %}"
+    settings["chat_template"] = known + dated + settings["chat_template"] + thinks
     (copied / "tokenizer_config.json").write_text(json.dumps(settings))
     return Path(copied)
 
@@ -210,6 +212,74 @@ async def test_detail_25_an_answer_behind_thoughts_goes_on_where_it_broke_off(
         with pytest.raises(InvalidRequestError) as caught:
             await anext(client.stream(wrong))
     assert caught.value.field == "emitted_token_ids"
+
+
+async def test_with_a_form_an_answer_is_that_or_calls(
+    cluster: Cluster, openai_client: openai.AsyncOpenAI, model: str
+) -> None:
+    """As the model likes; here it is told by biases. Whole, and where it broke off."""
+    asked = {"tools": TOOLS, "max_tokens": 200, "temperature": 1}
+    extra = {"guided_json": WEATHER, "seed": 5}
+    bias = {"0": -100}  # no thoughts
+
+    async def choice(**biases: float) -> Any:
+        (said,) = (
+            await chat(
+                openai_client, model, **asked, extra_body=extra, logit_bias={**bias, **biases}
+            )
+        ).choices
+        return said
+
+    async with cluster.client() as client:
+        (less,) = await client.tokenize("<")
+        answer = await choice(**{str(less): -100})
+        assert set(json.loads(answer.message.content)) == {"city", "days"}
+        assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+        call = '<tool_call>{"name": "clock", "arguments": {"is_utc": true}}'
+        turns = [ChatMessage("user", "What time is it?")]
+        request = build_request(
+            messages=turns,
+            options=SamplingOptions(
+                constraint=Constraint.json_schema(WEATHER),
+                seed=7,
+                logit_bias={2: 100},
+                max_tokens=200,
+            ),
+            tools=Tools([Tool("clock", "the time", TOOLS[1]["function"]["parameters"])]),
+            emitted_token_ids=await client.tokenize(call),
+        )
+        chunks = [chunk async for chunk in client.stream(request)]
+    (called,) = (call for chunk in chunks for call in chunk.tool_calls)
+    assert (called.name, called.arguments) == ("clock", '{"is_utc": true}')
+    assert chunks[-1].finish_reason is FinishReason.TOOL_CALLS
+    begun = await choice(**{str(less): 100})
+    assert (begun.message.content or "").startswith(
+        "<tool_call>"
+    ) or begun.message.tool_calls is not None
+
+
+async def test_a_chat_that_goes_on_later_has_the_same_prompt(cluster: Cluster) -> None:
+    """Where its template says the time: it is that of its begin, which Started tells."""
+    asked: dict[str, Any] = {
+        "messages": [ChatMessage("user", "What time is it?")],
+        "template_arguments": {"is_dated": True},
+        "options": SamplingOptions(temperature=1, seed=3, max_tokens=24),
+        "return_prompt_token_ids": True,
+    }
+    async with cluster.client() as client:
+        whole = [chunk async for chunk in client.stream(build_request(**asked))]
+        now_unix_s, prompt = whole[0].now_unix_s, whole[0].prompt_token_ids
+        ids = [token_id for chunk in whole for token_id in chunk.token_ids]
+        assert 0 <= time.time() - now_unix_s < 60
+        assert str(now_unix_s) in await client.detokenize(prompt)
+        while int(time.time()) == now_unix_s:
+            await asyncio.sleep(0.05)
+        (other,) = {chunk.prompt_token_ids async for chunk in client.stream(build_request(**asked))}
+        assert other != prompt
+        again = build_request(**asked, emitted_token_ids=ids[:9], now_unix_s=now_unix_s)
+        rest = [chunk async for chunk in client.stream(again)]
+    assert rest[0].prompt_token_ids == prompt
+    assert ids[:9] + [token_id for chunk in rest for token_id in chunk.token_ids] == ids
 
 
 async def test_the_python_client_offers_tools_and_answers_calls(cluster: Cluster) -> None:

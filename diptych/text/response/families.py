@@ -54,6 +54,19 @@ _OWN_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mistral": ("[/INST]", "[/TOOL_RESULTS]"),
 }
 _CALL_IDS: Final = {"kimi-k2": CallIdForm.NUMBERED, "mistral": CallIdForm.SHORT}
+# Where a model's calls have no mark of their own, or where its answers have one, nothing is said.
+_CALLS_BEGIN: Final[Mapping[str, list[str]]] = {
+    "deepseek": [
+        "<｜tool▁calls▁begin｜>",
+        "<｜DSML｜function_calls>",
+        "<｜DSML｜tool_calls>",
+    ],
+    "gemma4": ["<|tool_call>call:"],
+    "glm": ["<tool_call>"],
+    "kimi-k2": ["<|tool_calls_section_begin|>"],
+    "mistral": ["[TOOL_CALLS]"],
+    "qwen-xml": ["<tool_call>"],
+}
 _BETWEEN: Final = {"gpt-oss": "<|start|>assistant"}
 # What an answer only mentions later on is no thought: it begins with its thoughts.
 _THINK: Final = {"open": "<think>", "open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
@@ -347,6 +360,7 @@ def family(name: str) -> ResponseTemplate:
             "start_anchor": starts,
             "call_ids": _CALL_IDS.get(name, CallIdForm.ANY),
             "between": _BETWEEN.get(name, ""),
+            "calls_begin": _CALLS_BEGIN.get(name),
         },
         f"family {name}",
     )

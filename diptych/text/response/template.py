@@ -7,12 +7,13 @@ same form, may say a little more: several forms of one field (a list), ``ignored
 field ends where its value does), ``known_names`` (what calls no tool that was offered is no
 call), ``call_ids`` (what ids of calls have to look like, see :class:`CallIdForm`), a pattern's
 group ``id`` (what the model itself calls the call), ``escaped_keys`` (as XML does), a mark's text
-beside its pattern (the pattern counts; the text is what a grammar can say), and ``between``
-(what stands between a field's end and the mark of the next).
+beside its pattern (the pattern counts; the text is what a grammar can say), ``between``
+(what stands between a field's end and the mark of the next), and ``calls_begin`` (a text or
+several: behind it there are calls and nothing else).
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,7 @@ _TOP_KEYS: Final = frozenset(
         "start_anchor_pattern",
         "call_ids",
         "between",
+        "calls_begin",
     }
 )
 
@@ -103,6 +105,8 @@ class ResponseTemplate:
     start: Anchor | None
     call_ids: CallIdForm
     between: str
+    calls_begin: tuple[str, ...]
+    """The marks behind which there are calls; none: no mark tells them from an answer."""
     marks: str
 
     @classmethod
@@ -125,6 +129,7 @@ class ResponseTemplate:
             start=_anchor(top, "start_anchor", path),
             call_ids=_call_ids(top.get("call_ids", CallIdForm.ANY), path),
             between=str(top.get("between", "")),
+            calls_begin=_texts(top, "calls_begin", path) or _marks_of_calls(fields),
             marks="\n".join(
                 pattern.pattern.replace("\\", "") for each in fields for pattern in _patterns(each)
             ),
@@ -201,19 +206,32 @@ def _read_arguments(form: Mapping[str, object], path: str) -> Mapping[str, objec
 
 def _anchor(form: Mapping[str, object], name: str, path: str) -> Anchor | None:
     """Said as a text, as several, or as a pattern."""
-    given, pattern = form.get(name), form.get(f"{name}_pattern")
-    if given is None and pattern is None:
+    texts, pattern = _texts(form, name, path), form.get(f"{name}_pattern")
+    if not texts and pattern is None:
         return None
-    said: list[object] = given if isinstance(given, list) else [given]
-    texts = tuple(each for each in said if isinstance(each, str) and each)
-    if given is not None and (not texts or len(texts) < len(said)):
-        raise ConfigurationError(f"{path}.{name}: should be a text or a list of texts")
     if pattern is not None:
         return Anchor(_compile(str(pattern), f"{path}.{name}_pattern"), False, texts)
     longest_first = sorted(texts, key=len, reverse=True)
     is_final = not any(a != b and a.startswith(b) for a in texts for b in texts)
     joined = "|".join(regex.escape(each) for each in longest_first)
     return Anchor(_compile(joined, f"{path}.{name}"), is_final, texts)
+
+
+def _texts(form: Mapping[str, object], name: str, path: str) -> tuple[str, ...]:
+    """Said as one or as a list; none if nothing was said."""
+    given = form.get(name)
+    if given is None:
+        return ()
+    said: list[object] = given if isinstance(given, list) else [given]
+    texts = tuple(each for each in said if isinstance(each, str) and each)
+    if not texts or len(texts) < len(said):
+        raise ConfigurationError(f"{path}.{name}: should be a text or a list of texts")
+    return texts
+
+
+def _marks_of_calls(fields: Iterable[Field]) -> tuple[str, ...]:
+    opens = [each.open for each in fields if each.part is Part.CALLS]
+    return next((anchor.texts for anchor in opens if anchor is not None and anchor.texts), ())
 
 
 def _compile(pattern: str, path: str) -> "regex.Pattern[str]":

@@ -14,7 +14,7 @@ def _message_of(said: Said) -> Mapping[str, object]:
     message: dict[str, object] = {"role": "assistant", "content": content}
     message |= {"refusal": None, "annotations": []}
     if said.reasoning:
-        message["reasoning_content"] = said.reasoning
+        message |= _thought(said)
     if said.tool_calls:
         message["tool_calls"] = [_begun(call, call.arguments) for call in said.tool_calls]
     return {"message": message}
@@ -28,13 +28,18 @@ def _deltas_of(said: Said, before: Progress) -> Sequence[Mapping[str, object]]:
     elif said.text:
         delta = {"content": said.text}
     if said.reasoning:
-        delta["reasoning_content"] = said.reasoning
+        delta |= _thought(said)
     pieces = [delta] if delta or not said.tool_calls else []
     for index, call in enumerate(said.tool_calls, before.num_calls):
         rest = {"function": {"arguments": call.arguments}}
         pieces.append({"tool_calls": [{"index": index, **_begun(call, "")}]})
         pieces.append({"tool_calls": [{"index": index, **rest}]})
     return [{"delta": piece} for piece in pieces]
+
+
+def _thought(said: Said) -> Mapping[str, object]:
+    """By both names: clients look for one or the other."""
+    return {"reasoning_content": said.reasoning, "reasoning": said.reasoning}
 
 
 def _begun(call: CalledTool, arguments: str) -> Mapping[str, object]:

@@ -26,6 +26,10 @@ class _Body(StrictModel):
     model: str | None = None
 
 
+class _TokensBody(StrictModel):
+    skip_special_tokens: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TokenAnswers:
     """Answers for the model that admission knows, within admission's bounds."""
@@ -56,14 +60,17 @@ class TokenAnswers:
             )
 
     async def detokenize(self, exchange: Exchange, data: bytes) -> None:
-        """The text of token ids, special tokens left out. Raises DiptychError."""
+        """The text of token ids. Raises DiptychError."""
         content = parse(data, self.admission.max_model_len)
+        body = validated(_TokensBody, content)
         prompt = read_prompt(content.get("tokens"), self.admission.max_model_len, "tokens")
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
         with self.admission.hold(len(data)):
             token_ids = await self._tokenize(content, prompt, len(data), _TOKENS_NAMES)
-            text = self.admission.model.tokenizer.decode(token_ids)
+            text = self.admission.model.tokenizer.decode(
+                token_ids, skip_special=body.skip_special_tokens
+            )
             await exchange.send_json({"prompt": text})
 
     async def _tokenize(

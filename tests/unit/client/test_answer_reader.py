@@ -115,6 +115,17 @@ def test_the_rest_is_asked_of_the_same_model_with_the_same_seed() -> None:
     assert not asked.return_prompt_token_ids, "it has come"
 
 
+def test_the_rest_of_a_chat_is_asked_of_the_same_moment() -> None:
+    chat = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user")])
+    reader = AnswerReader(GenerateRequest(chat=chat))
+    assert reader.next_request().chat.now_unix_s == 0
+    reader.read(GenerateResponse(started=Started(request_id="r", model="m", now_unix_s=9)))
+    chunk = reader.read(delta(0, 5))
+    assert chunk is not None
+    assert (chunk.now_unix_s, reader.next_request().chat.now_unix_s) == (9, 9)
+    assert not reading(STARTED, delta(0, 5)).next_request().HasField("chat")
+
+
 @pytest.mark.parametrize("position", [1, 3])
 def test_repeated_or_skipped_tokens_are_an_error(position: int) -> None:
     reader = reading(STARTED, delta(0, 5, 6))

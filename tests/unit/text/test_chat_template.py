@@ -12,8 +12,9 @@ _CHAT = [Message("system", "Be brief."), Message("user", "<Hi> & 'ho' ✓")]
 
 
 def render(source: str, messages: list[Message] | None = None) -> str:
-    template = ChatTemplate(source, _SPECIAL, now=lambda: datetime(2024, 7, 26, 12, 0))
-    return template.render(_CHAT if messages is None else messages)
+    noon = int(datetime(2024, 7, 26, 12, 0).timestamp())
+    template = ChatTemplate(source, _SPECIAL)
+    return template.render(_CHAT if messages is None else messages, now_unix_s=noon)
 
 
 def test_messages_and_special_tokens() -> None:
@@ -43,8 +44,12 @@ def test_to_json_is_plain_json() -> None:
     )
 
 
-def test_the_date_is_the_clocks() -> None:
-    assert render("{{ strftime_now('%d %b %Y') }}") == "26 Jul 2024"
+def test_the_date_is_the_requests_or_the_clocks() -> None:
+    source = "{% macro date() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ date() }}"
+    assert render(source) == "26 Jul 2024"
+    before = datetime.now()
+    clocks = ChatTemplate("{{ strftime_now('%s') }}", _SPECIAL).render(_CHAT)
+    assert before.timestamp() - 1 <= int(clocks) <= datetime.now().timestamp()
 
 
 def test_what_is_not_given_is_none() -> None:

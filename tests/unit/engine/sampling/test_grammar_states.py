@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from diptych.constraint import OutputGrammar
-from diptych.engine.sampling.grammar_states import MAX_STATES, GrammarStates
+from diptych.engine.sampling.grammar_states import (
+    ALLOWANCE_S,
+    MAX_SAVED_S,
+    MAX_STATES,
+    GrammarStates,
+)
 from diptych.engine.sampling.logit_edits import edit_logits
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.sequence import SequenceKey
@@ -119,6 +124,28 @@ def test_states_are_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
     for number in range(MAX_STATES + 5):
         allowed(states, spec('start: "aa"', output, number))
     assert allowed(states, spec('start: "aa"', output, 0)) == set(output), "forgotten, and made"
+
+
+def test_a_row_whose_masks_hold_up_the_others_is_ended(grammars: Grammars) -> None:
+    """By processor time, which two readings of the clock tell: before a mask and behind it."""
+    cost_s, now_s, num_readings = MAX_SAVED_S / 2, 0.0, 0
+
+    def clock() -> float:
+        nonlocal now_s, num_readings
+        num_readings += 1
+        now_s += 0.0 if num_readings % 2 else cost_s
+        return now_s
+
+    states = GrammarStates(grammars, clock=clock)
+    text = 'start: "a"*'
+    first = allowed(states, spec(text, []))
+    assert allowed(states, spec(text, [])) == first, "it may take a long time twice"
+    with pytest.raises(InvalidRequestError, match="takes too long") as caught:
+        allowed(states, spec(text, []))
+    assert caught.value.field == "sampling.constraint"
+    cost_s = ALLOWANCE_S
+    for _ in range(300):
+        assert allowed(states, spec(text, [], 2)) == first
 
 
 def test_rows_without_one_are_left_alone(grammars: Grammars) -> None:

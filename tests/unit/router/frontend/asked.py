@@ -55,6 +55,12 @@ def tools(
     return inference_pb2.GenerateRequest(chat=chat, sampling=options)
 
 
+def at(now_unix_s: int) -> inference_pb2.GenerateRequest:
+    request = chat(("user", "a"))
+    request.chat.now_unix_s = now_unix_s
+    return request
+
+
 def tool_call(name: str, arguments: str) -> inference_pb2.GenerateRequest:
     request = chat(("assistant", ""))
     request.chat.messages[0].tool_calls.add(id="1", name=name, arguments=arguments)

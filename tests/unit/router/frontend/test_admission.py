@@ -22,7 +22,6 @@ from diptych.errors import (
 from diptych.sampling_params import NOTHING_SAID
 from diptych.service_level import NO_LEVEL
 from diptych.tenant import NOBODY
-from diptych.text.thought_form import ThoughtForm
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend.admission import Admission
@@ -78,11 +77,13 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     async def tokenize(request: object) -> EncodedPrompt:
         return EncodedPrompt([1])
 
-    async def never(constraint: Constraint, emitted: bytes, thoughts: ThoughtForm | None) -> str:
+    async def never(constraint: Constraint, emitted: bytes, **_: object) -> str:
         await asyncio.Event().wait()
         raise AssertionError("it ended")
 
-    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=frozenset()))
+    model: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(eos_token_ids=frozenset()), response_template=None
+    )
     monkeypatch.setattr(door, "_model", model)
     monkeypatch.setattr(door, "_resolve", lambda *_: None)
     monkeypatch.setattr(door, "_tokenize", tokenize)

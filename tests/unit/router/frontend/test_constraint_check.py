@@ -78,6 +78,23 @@ async def test_one_without_end_is_refused_and_the_next_is_checked(shared: Constr
     assert shared.num_checked == before, "it is known now"
 
 
+@pytest.mark.parametrize(
+    "rules",
+    ['s: s s | "a" | "b"', 's: s s | s s s | "a" | "b" | "c"', 's: b b b b b b\nb: s | "x" | ""'],
+)
+async def test_one_with_ever_more_derivations_is_refused(
+    shared: ConstraintCheck, rules: str
+) -> None:
+    """Each mask would take longer than the one before, and all rows of a step wait for it."""
+    with pytest.raises(InvalidRequestError, match="it is ambiguous"):
+        await shared.check(Constraint.grammar(f"start: s\n{rules}"))
+
+
+async def test_a_little_ambiguity_is_no_harm(shared: ConstraintCheck) -> None:
+    rules = 'start: e\ne: e "+" e | e "*" e | "(" e ")" | NUM\nNUM: /[0-9]+/'
+    assert await shared.check(Constraint.grammar(rules), b"1+2*(3+4)")
+
+
 async def test_nobody_waits_for_those_that_take_for_ever(shared: ConstraintCheck) -> None:
     """Though each is another one, so that none is known."""
     schema = json.loads(ENDLESS.texts[0])

@@ -21,16 +21,14 @@ from diptych.tenant import Limits, Tenant
 from router.frontend.generator import Generator, _Answer
 from router.frontend.quotas import Quotas
 from router.generation.answer import Delta, GenerationEvent, Started, Summary, Timing, Usage
+from router.generation.request import GenerationRequest, TextPrompt
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
 
 MINUTE_TOKENS = 100
 TENANT = Tenant("t", Limits(tokens_per_minute=MINUTE_TOKENS))
 SERVICES: Any = SimpleNamespace(config=SimpleNamespace(timers=SimpleNamespace(client_write_s=30.0)))
-REQUEST: Any = SimpleNamespace(
-    request_id="r", prompt=None, tenant=TENANT, num_tokens_at_least=1, num_bytes=0,
-    return_prompt_token_ids=False,
-)  # fmt: skip
+REQUEST = GenerationRequest(prompt=TextPrompt("a"), request_id="r", tenant=TENANT, num_bytes=0)
 
 
 class Observer:

@@ -35,7 +35,7 @@ def test_calls_that_are_insisted_on_go_on_with_the_chats_numbers() -> None:
     shape = SimpleNamespace(prompt_ids=(1, 2))
     split = split_of(
         GenerationRequest(prompt=chat, num_bytes=0),
-        cast(ResolvedRequest, SimpleNamespace(shape=shape, thoughts=None)),
+        cast(ResolvedRequest, SimpleNamespace(shape=shape, thoughts=None, calls=())),
         cast(ServedModel, SimpleNamespace(response_template=family("kimi-k2"))),
         "r 7 0",
     )

@@ -180,6 +180,7 @@ def test_details_7_and_8_calls_of_tools() -> None:
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert (message["content"], message["reasoning_content"]) == (None, "hm")
+    assert message["reasoning"] == "hm", "by its other name"
     assert [(call["id"], call["type"]) for call in message["tool_calls"]] == [
         ("i", "function"),
         ("j", "function"),
@@ -189,7 +190,8 @@ def test_details_7_and_8_calls_of_tools() -> None:
     choices = [piece["choices"][0] for piece in streamed(CHAT, events)]
     assert [each["finish_reason"] for each in choices] == [None] * 5 + ["tool_calls"]
     deltas = [each["delta"] for each in choices]
-    assert deltas[0] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    thought = {"reasoning_content": "hm", "reasoning": "hm"}
+    assert deltas[0] == {"role": "assistant", "content": "", **thought}
     begun = {"index": 1, "id": "j", "type": "function", "function": {"name": "g", "arguments": ""}}
     assert deltas[3:] == [
         {"tool_calls": [begun]},

@@ -1,0 +1,41 @@
+"""An answer of a given form, or calls of tools in its place: which of them it is. Pure."""
+
+from collections.abc import Sequence
+
+from diptych.text.response.parser import Parsed, ResponseParser
+
+
+class AnswerOrCalls:
+    """The state of one answer whose grammar lets calls come in its place. One owner.
+
+    An answer stays as it is, to the last space.
+    """
+
+    def __init__(self, marks: Sequence[str], calls: ResponseParser) -> None:
+        """Any of the ``marks`` begins calls, which are ``calls``'s to read."""
+        self._marks = marks
+        self._calls = calls
+        self._buffer = ""
+        self._is_calls: bool | None = None  # None: it may still be either
+
+    def feed(self, text: str) -> Parsed:
+        """Add what the model said."""
+        self._buffer += text
+        if self._is_calls is None:
+            self._decide()
+        if self._is_calls is None:
+            return Parsed()
+        text, self._buffer = self._buffer, ""
+        return self._calls.feed(text) if self._is_calls else Parsed(text)
+
+    def finish(self, *, is_whole: bool) -> Parsed:
+        """The rest. ``is_whole``: the model ended it."""
+        if self._is_calls:
+            return self._calls.finish(is_whole=is_whole)
+        return Parsed(self._buffer)
+
+    def _decide(self) -> None:
+        if any(map(self._buffer.startswith, self._marks)):
+            self._is_calls = True
+        elif not any(mark.startswith(self._buffer) for mark in self._marks):
+            self._is_calls = False

@@ -28,10 +28,11 @@ from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
 from router.frontend.constraint_check import ConstraintCheck
 from router.frontend.field_names import renamed
+from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
 from router.frontend.thoughts import thoughts_of
-from router.frontend.tools import calls_beside, constraint_of
+from router.frontend.tools import constraint_of
 from router.frontend.validation import EncodedPrompt, ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim

@@ -16,6 +16,15 @@ CPU = CpuBackend()
 PLAIN = TorchBackend(torch.device("cpu"))
 
 
+class AheadBackend(TorchBackend):
+    """Draws by itself, as a device does that has two steps at a time."""
+
+    steps_in_flight = 2
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+
 def load_decoder(
     folder: Path,
     dtype: torch.dtype = torch.float32,

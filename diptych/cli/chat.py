@@ -122,10 +122,11 @@ class _Chat:
             raise
 
     def _read_more(self, begin: str) -> str:
-        """A text of several lines, to the one that ends it. Raises EOFError."""
+        """A text of several lines, to the one that ends it or to the end of the input."""
         lines = [begin]
-        while not lines[-1].endswith(MANY_LINES):
-            lines.append(self._read("..").rstrip())
+        with contextlib.suppress(EOFError):
+            while not lines[-1].endswith(MANY_LINES):
+                lines.append(self._read("..").rstrip())
         return "\n".join(lines).removesuffix(MANY_LINES).strip("\n")
 
     def _do(self, line: str) -> None:

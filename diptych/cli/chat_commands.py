@@ -80,7 +80,10 @@ def _load(conversation: Conversation, rest: str) -> list[str]:
 def _path(rest: str, command: str) -> Path:
     if not rest:
         raise InvalidRequestError("a file has to be named", field=command)
-    return Path(rest).expanduser()
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequestError(str(error), field=command) from None
 
 
 def _stats(conversation: Conversation, rest: str) -> list[str]:

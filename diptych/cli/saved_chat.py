@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,6 +27,7 @@ class _Message(BaseModel):
     role: str
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # as others call it
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
 
@@ -37,12 +39,19 @@ class _Chat(BaseModel):
 
 
 def save(path: Path, turns: Sequence[ChatMessage]) -> None:
-    """Write the turns of a chat, in place of what the file had. Raises InvalidRequestError."""
+    """Write the turns of a chat, in place of what the file had. Raises InvalidRequestError.
+
+    The file has what it had where that fails.
+    """
     messages = [_written(turn).model_dump(exclude_none=True) for turn in turns]
     text = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
+    beside = path.with_name(f"{path.name}.new")
     try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
+        beside.write_text(f"{text}\n", encoding="utf-8")
+        beside.replace(path)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            beside.unlink(missing_ok=True)
         raise _refusal(path, error) from None
 
 
@@ -50,18 +59,19 @@ def load(path: Path) -> list[ChatMessage]:
     """The turns of a chat that was saved. Raises InvalidRequestError."""
     try:
         chat = _Chat.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise _refusal(path, error) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"{where}: {first['msg']}" if where else first["msg"]
         raise InvalidRequestError(problem, field=str(path)) from None
+    except (OSError, ValueError) as error:
+        raise _refusal(path, error) from None
     return [_read(message) for message in chat.messages]
 
 
-def _refusal(path: Path, error: OSError) -> InvalidRequestError:
-    return InvalidRequestError(error.strerror or str(error), field=str(path))
+def _refusal(path: Path, error: OSError | ValueError) -> InvalidRequestError:
+    said = error.strerror if isinstance(error, OSError) else None
+    return InvalidRequestError(said or str(error), field=str(path))
 
 
 def _written(turn: ChatMessage) -> _Message:
@@ -90,5 +100,5 @@ def _read(message: _Message) -> ChatMessage:
         message.content or "",
         calls,
         message.tool_call_id or "",
-        message.reasoning_content or "",
+        message.reasoning_content or message.reasoning or "",
     )

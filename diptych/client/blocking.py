@@ -73,9 +73,9 @@ class BlockingClient(OwnLoop[DiptychClient]):
         """Token ids of a text or a chat, see :meth:`DiptychClient.tokenize`."""
         return self._ask(self._client.tokenize(text, messages=messages))
 
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
         """What token ids say, see :meth:`DiptychClient.detokenize`."""
-        asked = self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        asked = self._client.detokenize(token_ids, keep_special_tokens=keep_special_tokens)
         return self._ask(asked)
 
     def score(self, request: inference_pb2.ScoreRequest) -> list[ContinuationScore]:

@@ -177,11 +177,11 @@ class DiptychClient:
         token_ids: Sequence[int],
         timeout_s: float = _SHORT_TIMEOUT_S,
         *,
-        skip_special_tokens: bool = False,
+        keep_special_tokens: bool = False,
     ) -> str:
         """What token ids say. Raises DiptychError."""
         request = inference_pb2.DetokenizeRequest(
-            token_ids=token_ids, skip_special_tokens=skip_special_tokens
+            token_ids=token_ids, keep_special_tokens=keep_special_tokens
         )
         response = await self._ask(
             lambda router, left_s: router.Detokenize(

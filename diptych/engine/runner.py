@@ -217,7 +217,7 @@ class Runner:
         drawn = np.array([drawn_rows[place] for _, place in followers], np.int64)
         rows = inputs.last_rows[[index for index, _ in followers]]
         tokens = token_ids.index_select(0, send(drawn))
-        inputs.token_ids.index_copy_(0, send(rows), tokens)
+        self._put_in(inputs, rows, tokens, send)
         orders = {index: order for order, (index, _) in enumerate(followers)}
         lacking = [
             row
@@ -230,6 +230,10 @@ class Runner:
             return None
         found = np.array([orders[by_device.indexes[row]] for row in lacking], np.int64)
         return Unseen(lacking, tokens.index_select(0, send(found)))
+
+    def _put_in(self, inputs: StepInputs, rows: Rows, tokens: Tensor, send: Send) -> None:
+        """Tokens that the device has drawn, where the host has put others. tokens: [R]."""
+        inputs.token_ids.index_copy_(0, send(rows), tokens)
 
     def _ask(
         self,

@@ -7,7 +7,7 @@ the sandbox, no files. Knows nothing of tokens.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -110,6 +110,7 @@ class ChatTemplate:
         self,
         source: str,
         special_tokens: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
         with_tools: str = "",
     ) -> None:
         self.source = f"{source}{with_tools}"
@@ -120,6 +121,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
+        self._clock = clock
         self._special_tokens = dict(special_tokens)
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         try:
@@ -156,7 +158,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "tools": [tool.for_template(hide) for tool in tools] or None,
             "documents": None,
-            "strftime_now": datetime.fromtimestamp(now_unix_s or time.time()).strftime,
+            "strftime_now": datetime.fromtimestamp(now_unix_s or self._clock()).strftime,
             **self._special_tokens,
         }
         for name in arguments or {}:

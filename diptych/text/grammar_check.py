@@ -32,8 +32,9 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from diptych.text.call_form import or_calls
-from diptych.text.grammars import LIMITS
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.grammars import LIMITS, REPLAY_S, REPLAYED_AT_ONCE
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 
 MAX_COMPILE_S: Final = 2.0
 MAX_MEMORY_BYTES: Final = 2 * 2**30
@@ -42,6 +43,7 @@ MAX_STACK_BYTES: Final = 2**20  # half of the least that threads have by default
 # seconds: there each token of an output has more derivations than the one before.
 _NUM_TRIED: Final = 256  # bytes
 MAX_TRIED_S: Final = 0.1
+_AMBIGUOUS: Final = "it is ambiguous: an output costs more with each token"
 _MAX_PROBLEM_CHARACTERS: Final = 200
 _WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
 
@@ -75,22 +77,26 @@ def check(
     """The answer to one line."""
     try:
         answer = spelled = write_grammar(kind, texts)
-        matcher = _compiled(answer)
-        _check_pace(matcher)
+        alone = matcher = _compiled(answer)
+        _check_pace(alone)
         if calls:
+            for mark in calls:
+                _check_unlike(alone, mark, "calls")
             spelled = or_calls(answer, calls, has_tokens=False)
             answer = or_calls(answer, calls, has_tokens=True)
             matcher = _compiled(spelled)
         if thoughts is None:
-            return {"grammar": answer, "num_fitting": matcher.try_consume_tokens(list(output))}
-        thoughts = replace(thoughts, has_gap=not _may_begin_with_space(matcher))
-        _check_unlike(matcher, thoughts)
+            return {"grammar": answer, "num_fitting": _num_fitting(matcher, output)}
+        thoughts = replace(thoughts, has_gap=not _may_begin_with_space(alone))
+        if thoughts.open is not None and not thoughts.own_lead:
+            _check_unlike(alone, thoughts.open, "thoughts")
         fitting = _compiled(thoughts.before(spelled, has_tokens=False))
+        num_fitting = _num_fitting(fitting, output)
     except ValueError as error:
         return {"problem": _one_line(str(error))}
     return {
         "grammar": thoughts.before(answer, has_tokens=True),
-        "num_fitting": fitting.try_consume_tokens(list(output)),
+        "num_fitting": num_fitting,
         "has_gap": thoughts.has_gap,
     }
 
@@ -106,17 +112,26 @@ def _compiled(grammar: str) -> llguidance.LLMatcher:
 
 
 def _check_pace(matcher: llguidance.LLMatcher) -> None:
-    """Raise ValueError: a token of an output costs more and more."""
+    """Raise ValueError: a token of an output costs more and more.
+
+    Not what takes long only once: copies of a matcher share what they learn.
+    """
+    if not _keeps_pace(matcher) and not _keeps_pace(matcher):
+        raise ValueError(_AMBIGUOUS)
+
+
+def _keeps_pace(matcher: llguidance.LLMatcher) -> bool:
     tried, draw = matcher.deep_copy(), random.Random(0)
     until_s = time.thread_time() + MAX_TRIED_S
     for _ in range(_NUM_TRIED):
         mask = tried.compute_bitmask()
         fitting = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
         if tried.is_error() or time.thread_time() > until_s:
-            raise ValueError("it is ambiguous: an output costs more with each token")
+            return False
         if not fitting:
-            return
+            break
         tried.consume_token(draw.choice(fitting))
+    return True
 
 
 def _may_begin_with_space(matcher: llguidance.LLMatcher) -> bool:
@@ -124,14 +139,24 @@ def _may_begin_with_space(matcher: llguidance.LLMatcher) -> bool:
     return any(mask[byte >> 3] >> (byte & 7) & 1 for byte in b" \n")
 
 
-def _check_unlike(answer: llguidance.LLMatcher, thoughts: ThoughtForm) -> None:
-    """Raise ValueError: nobody could tell such an answer from thoughts."""
-    if thoughts.open is None or thoughts.own_lead:
-        return
-    text = thoughts.open.text
-    begin = text.encode()
+def _check_unlike(answer: llguidance.LLMatcher, mark: Mark, what: str) -> None:
+    """Raise ValueError: nobody could tell such an answer from what begins with the mark."""
+    begin = mark.text.encode()
     if answer.deep_copy().try_consume_tokens(list(begin)) == len(begin):
-        raise ValueError(f"it may begin with {text!r}, as this model's thoughts do")
+        raise ValueError(f"it may begin with {mark.text!r}, as this model's {what} do")
+
+
+def _num_fitting(matcher: llguidance.LLMatcher, output: bytes) -> int:
+    """How many bytes of an output fit. Raises ValueError: a worker would take too long for them."""
+    begun_s = time.thread_time()
+    for begin in range(0, len(output), REPLAYED_AT_ONCE):
+        piece = output[begin : begin + REPLAYED_AT_ONCE]
+        num_fitting: int = matcher.try_consume_tokens(list(piece))
+        if num_fitting < len(piece):
+            return begin + num_fitting
+        if time.thread_time() - begun_s > MAX_TRIED_S + REPLAY_S * (begin + len(piece)):
+            raise ValueError(_AMBIGUOUS)
+    return len(output)
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from diptych.errors import ConfigurationError
 MAX_REMEMBERED: Final = 256  # grammars
 # Ten times what real schemas need for a mask. What is more ambiguous costs tens of milliseconds.
 MAX_ITEMS_PER_STEP: Final = 10_000
+REPLAYED_AT_ONCE: Final = 16  # tokens of an output, when a state is made again from them
+REPLAY_S: Final = 20e-6  # that one of them may take; nearly all take 1 us
 LIMITS: Final = llguidance.LLParserLimits(
     verbose_errors=False,  # they quote the text
     step_max_items=MAX_ITEMS_PER_STEP,
@@ -44,6 +46,7 @@ class Grammars:
 
     def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
         self.num_compiled = 0
+        self.vocab_size: int = tokenizer.vocab_size
         self.own_end_ids = frozenset(tokenizer.eos_tokens)
         """What the library takes for an output's end, whatever the model's makers say."""
         self._tokenizer = tokenizer

@@ -5,55 +5,14 @@ up to the mark that ends thoughts comes first: so the state of both is made agai
 output's tokens, wherever it goes on.
 """
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-# Between a mark and an answer; models write line breaks there.
-_GAP: Final = r"/[ \n]{1,8}/"
+from diptych.text.joined_grammars import GAP, with_answer
+from diptych.text.mark import Mark, quoted
+
 _ANSWER: Final = "answer"
-
-
-class MarkPart(NamedTuple):
-    """A text, and the one token that it is, if the tokenizer has one for it."""
-
-    text: str
-    token_id: int | None = None
-
-
-class Mark(tuple[MarkPart, ...]):
-    """A mark as a model writes it; may be empty."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, text: str, added_tokens: Mapping[str, int]) -> "Mark":
-        """``added_tokens``: texts that are never anything but these tokens, and their ids."""
-        longest_first = sorted(filter(None, added_tokens), key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
-        pieces = re.split(f"({pattern})", text)
-        return cls(MarkPart(piece, added_tokens.get(piece)) for piece in pieces if piece)
-
-    @classmethod
-    def from_plain(cls, said: Iterable[Sequence[Any]]) -> "Mark":
-        """As JSON carries it: it is plain already."""
-        return cls(MarkPart(*part) for part in said)
-
-    @property
-    def text(self) -> str:
-        """As it reads."""
-        return "".join(part.text for part in self)
-
-    def in_lark(self, *, has_tokens: bool) -> str:
-        """As a sequence of a grammar; without tokens all of it is text."""
-        if not has_tokens:
-            return _quoted(self.text) if self else ""
-        each = (
-            _quoted(part.text) if part.token_id is None else f"<[{part.token_id}]>" for part in self
-        )
-        return " ".join(each)
 
 
 _NONE: Final = Mark()
@@ -109,19 +68,7 @@ class ThoughtForm:
         lines = [
             f"start: {start}",
             f"thoughts: spelled | FREE? {closing}" if is_token else "thoughts: spelled",
-            f"spelled[suffix={_quoted(self.close.text)}]: /(?s:.*)/",
+            f"spelled[suffix={quoted(self.close.text)}]: /(?s:.*)/",
         ]
-        lines += ["FREE: /(?s:.+)/"] * is_token + [f"GAP: {_GAP}"] * bool(gap)
-        return with_parts("\n".join(lines), answer, _ANSWER)
-
-
-def with_parts(lark: str, answer: str, name: str) -> str:
-    """A grammar that refers to an ``answer``, another one of llguidance's, by its ``name``."""
-    first, others = {"lark_grammar": answer}, []
-    if answer.startswith("{"):
-        first, *others = json.loads(answer)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": name}, *others]})
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+        lines += ["FREE: /(?s:.+)/"] * is_token + [f"GAP: {GAP}"] * bool(gap)
+        return with_answer("\n".join(lines), answer, _ANSWER)

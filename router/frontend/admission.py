@@ -6,7 +6,7 @@ What is refused here has cost no worker anything.
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -231,7 +231,7 @@ class Admission:
         self, request: GenerationRequest, prompt: EncodedPrompt, deadline_s: float | None
     ) -> CheckedForm | None:
         """What it is held to; None: nothing. Waits for others' until the deadline."""
-        constraint = constraint_of(request)
+        constraint, given = constraint_of(request), request.sampling.constraint
         if constraint is None:
             return None
         thoughts = thoughts_of(request, prompt, self._model)
@@ -243,14 +243,13 @@ class Admission:
             for each in emitted_ids
             if each not in tokenizer.eos_token_ids
         )
-        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        is_given = constraint is given
+        if given is not None and not is_given:  # calls have no use for it, but it is not wrong
+            await _within(deadline_s, self._constraints.check(given))
         try:
-            async with asyncio.timeout(left_s):
-                return await checking(b"".join(spellings))
-        except TimeoutError:
-            raise DeadlineExceededError("the request's deadline passed") from None
+            return await _within(deadline_s, checking(b"".join(spellings)))
         except InvalidRequestError as error:
-            if constraint is request.sampling.constraint:
+            if is_given:
                 raise
             raise renamed(error, {"sampling.constraint.grammar": "chat.tools"}) from None
 
@@ -308,3 +307,13 @@ class Admission:
             raise NoWorkerError("no worker was found", retry_after_s=RETRY_LATER_S) from None
         finally:
             self._num_unfound -= 1
+
+
+async def _within(deadline_s: float | None, checking: Awaitable[CheckedForm]) -> CheckedForm:
+    """Raises DeadlineExceededError."""
+    left_s = None if deadline_s is None else deadline_s - time.monotonic()
+    try:
+        async with asyncio.timeout(left_s):
+            return await checking
+    except TimeoutError:
+        raise DeadlineExceededError("the request's deadline passed") from None

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 
 
 class CheckedForm(NamedTuple):

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 from router.frontend.checked_form import CheckedForm
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Calls in the place of an answer of which the client says what form it has."""
 
 from diptych.errors import InvalidRequestError
-from diptych.text.thought_form import Mark
+from diptych.text.mark import Mark
 from router.frontend.served_model import ServedModel
 from router.generation.request import ChatPrompt, GenerationRequest
 

@@ -120,7 +120,7 @@ class InferenceServicer:
         except InvalidRequestError as error:
             raise renamed(error, _DETOKENIZE_NAMES) from None
         text = self._admission.model.tokenizer.decode(
-            token_ids, skip_special=message.skip_special_tokens
+            token_ids, skip_special=not message.keep_special_tokens
         )
         return inference_pb2.DetokenizeResponse(text=text)
 

@@ -42,6 +42,6 @@ def thoughts_of(
     try:
         return thoughts_before(model.response_template, source, end, tokenizer.added_tokens)
     except InvalidRequestError as error:
-        if request.sampling.constraint is None:  # it is of calls
+        if request.prompt.forced_tools:
             raise renamed(error, {"sampling.constraint": "chat.tool_choice"}) from None
         raise

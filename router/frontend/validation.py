@@ -40,7 +40,7 @@ MAX_NAME_CHARACTERS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
-MAX_UNIX_S = 253_402_300_799  # the last one with a year of four digits
+MAX_UNIX_S = 253_402_214_400  # the last day, in any zone, with a year of four digits
 MAX_DIGEST_DIGITS = 32  # of weights, as workers tell it
 _DIGITS = frozenset("0123456789abcdef")
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from diptych.sampling_params import SamplingParams
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
 

@@ -231,8 +231,8 @@ async def test_with_a_form_an_answer_is_that_or_calls(
         return said
 
     async with cluster.client() as client:
-        (less,) = await client.tokenize("<")
-        answer = await choice(**{str(less): -100})
+        (less,), (brace,) = await client.tokenize("<"), await client.tokenize("{")
+        answer = await choice(**{str(brace): 100})
         assert set(json.loads(answer.message.content)) == {"city", "days"}
         assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
         call = '<tool_call>{"name": "clock", "arguments": {"is_utc": true}}'

@@ -8,7 +8,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from diptych.engine.backends.base import Backend
-from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
 from diptych.engine.sampling.device_draws import DeviceDraws
@@ -23,7 +22,7 @@ from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.errors import LogitsError
 from diptych.sampling_params import SamplingParams
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
-from tests.engines import PLAIN, load_decoder
+from tests.engines import PLAIN, AheadBackend, load_decoder
 from tests.step_rig import StepRig
 from tests.tiny_model import write_tiny_model
 
@@ -43,15 +42,6 @@ EDITED = [
     SamplingParams(seed=3, logprobs=0, max_tokens=20),
 ]
 PLAIN_DRAWS = [SamplingParams(seed=seed, max_tokens=20) for seed in range(4)]
-
-
-class AheadBackend(TorchBackend):
-    """Draws by itself, as a device does that has two steps at a time."""
-
-    steps_in_flight = 2
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
 
 
 def make_rig(folder: Path, backend: Backend, num_blocks: int) -> StepRig:

@@ -1,11 +1,12 @@
 """Computes along with the leader, in any other rank. Knows neither sequences nor samples."""
 
+from collections import deque
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
 import torch
 
-from diptych.engine.backends.base import Backend, ForwardPass
+from diptych.engine.backends.base import Backend, ForwardPass, Mark
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.device_handle import OpenedKVMemory
 from diptych.engine.model.decoder import Decoder
@@ -15,6 +16,7 @@ from diptych.engine.parallel.step_link import (
     RankClear,
     RankEnd,
     RankHead,
+    RankMark,
     RankPoolGiven,
     RankStep,
     hear,
@@ -31,6 +33,7 @@ class Follower:
         self._model, self._backend, self._ranks = model, backend, ranks
         self._kv_cache: KVCache | None = None
         self._forward: ForwardPass | None = None
+        self._marks: deque[Mark] = deque()  # behind each step in flight, the oldest first
         if kv_cache is not None:
             self._use(kv_cache)
 
@@ -39,9 +42,10 @@ class Follower:
         """Until the leader is gone. Raises EOFError then, DeviceLostError."""
         while True:
             match hear(link):
-                case RankStep(inputs, rows):
-                    assert self._forward is not None, "a pool comes before any step"
-                    self._forward(inputs.sent_by(self._backend.begin_step()), rows)
+                case RankStep() as step:
+                    self._compute(step)
+                case RankMark():
+                    self._marks.append(self._backend.mark())
                 case RankHead(num_rows):
                     self._multiply(num_rows, self._ranks)
                 case RankPoolGiven() as given:
@@ -50,12 +54,29 @@ class Follower:
                     assert self._kv_cache is not None, "a pool comes before it is cleared"
                     self._kv_cache.clear(num_blocks)
                 case RankEnd():
-                    self._backend.synchronise()
+                    self._wait()
                     self._ranks.meet()
 
     def _use(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
         self._forward = self._backend.forward_pass(self._model, kv_cache)
+
+    def _compute(self, step: RankStep) -> None:
+        assert self._forward is not None, "a pool comes before any step"
+        send = self._backend.begin_step()
+        inputs = step.inputs.sent_by(send)
+        if step.drawn is not None:
+            tokens = inputs.token_ids.new_empty(len(step.drawn))
+            self._ranks.share_first(tokens)
+            inputs.token_ids.index_copy_(0, send(step.drawn), tokens)
+        self._forward(inputs, step.rows)
+
+    def _wait(self) -> None:
+        """For the oldest step, or, of what was no launched step, for all."""
+        if self._marks:
+            self._marks.popleft().wait()
+        else:
+            self._backend.synchronise()
 
     def _multiply(self, num_rows: int, ranks: Ranks) -> None:
         weights = self._model.weights

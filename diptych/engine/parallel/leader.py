@@ -27,6 +27,7 @@ from diptych.engine.parallel.step_link import (
     RankClear,
     RankEnd,
     RankHead,
+    RankMark,
     RankPoolGiven,
     RankStep,
     tell,
@@ -40,9 +41,9 @@ from diptych.text.grammars import Grammars
 class Leader(Runner):
     """The runner of rank 0.
 
-    Steps come one at a time, whatever the device, and when one is over all ranks have completed
-    it. One that fails here may leave the others anywhere within it: then the worker has to end.
-    So all that runs steps raises DeviceLostError, whatever the reason.
+    When a step is over all ranks have completed it. One that fails here may leave the others
+    anywhere within it: then the worker has to end. So all that runs steps raises
+    DeviceLostError, whatever the reason.
     """
 
     def __init__(
@@ -61,19 +62,18 @@ class Leader(Runner):
         """
         weights = replace(model.weights, head=_ToldHead(model.weights.head, ranks, links))
         super().__init__(Decoder(model.config, weights, model.ops), kv_cache, backend, grammars)
-        self._told_pass = _ToldPass(self._forward, links)
+        self._told_pass = _ToldPass(self._forward, ranks, links)
         self._forward = self._told_pass
         self._ranks, self._links = ranks, links
         if pools:
             self._hand_over(pools)
 
-    @property
-    def steps_in_flight(self) -> int:
-        return 1
-
     def launch(self, plan: StepPlan) -> LaunchedStep:
         with _in_step():
-            return super().launch(plan)
+            launched = super().launch(plan)
+            if self.steps_in_flight > 1:
+                tell(self._links, RankMark())
+        return launched
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -109,6 +109,10 @@ class Leader(Runner):
         self._told_pass.host_inputs = inputs
         return inputs.sent_by(send)
 
+    def _put_in(self, inputs: StepInputs, rows: Rows, tokens: Tensor, send: Send) -> None:
+        super()._put_in(inputs, rows, tokens, send)
+        self._told_pass.drawn = rows, tokens
+
     def _end_step(self) -> None:
         tell(self._links, RankEnd())
         self._ranks.meet()
@@ -128,14 +132,19 @@ def _in_step() -> Iterator[None]:
 class _ToldPass:
     """A forward pass that all followers begin as well. Implements ``ForwardPass``."""
 
-    def __init__(self, forward: ForwardPass, links: Sequence[Connection]) -> None:
-        self.host_inputs: StepInputs | None = None  # of the pass that comes next, which takes them
-        self._forward, self._links = forward, links
+    def __init__(self, forward: ForwardPass, ranks: Ranks, links: Sequence[Connection]) -> None:
+        # Of the pass that comes next, which takes them:
+        self.host_inputs: StepInputs | None = None
+        self.drawn: tuple[Rows, Tensor] | None = None  # rows, and the tokens that the host lacks
+        self._forward, self._ranks, self._links = forward, ranks, links
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
         told, self.host_inputs = self.host_inputs, None
+        drawn, self.drawn = self.drawn, None
         assert told is not None, "a step begins with its inputs, and has one pass"
-        tell(self._links, RankStep(told, rows))
+        tell(self._links, RankStep(told, rows, None if drawn is None else drawn[0]))
+        if drawn is not None:
+            self._ranks.share_first(drawn[1])
         return self._forward(inputs, rows)
 
 

@@ -16,6 +16,11 @@ class RankStep(NamedTuple):
 
     inputs: StepInputs  # on the host
     rows: Rows  # whose hidden states the leader wants
+    drawn: Rows | None  # whose tokens the host does not know: rank 0 shares them first
+
+
+class RankMark(NamedTuple):
+    """That was all that the step's device is asked for at once; another step may come."""
 
 
 class RankHead(NamedTuple):
@@ -43,10 +48,10 @@ class RankClear(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """That was all of the step: all ranks meet."""
+    """That was all of the oldest step: all ranks meet when they have done it."""
 
 
-RankMessage: TypeAlias = RankStep | RankHead | RankPoolGiven | RankClear | RankEnd
+RankMessage: TypeAlias = RankStep | RankMark | RankHead | RankPoolGiven | RankClear | RankEnd
 
 
 def tell(links: Sequence[Connection], message: RankMessage) -> None:

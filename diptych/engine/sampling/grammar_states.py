@@ -18,17 +18,20 @@ from diptych.constraint import OutputGrammar
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampleSpec
 from diptych.errors import DiptychError, InvalidRequestError, StepFailedError
-from diptych.text.grammars import Compiled, Grammars
+from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars
 
 MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
 # For the compiler, by all rows of a step together: others' grammars may stand before a row's own.
 # Far less than the watch over the model thread allows; what the routers' check lets pass takes no
 # more processor time.
 MAX_WAIT_S: Final = 2.0
-# Processor time that a sequence may take for its masks: so much per token, and so much at once.
-# All rows of a step wait for it. Real schemas take 0.04 ms per token, the worst of them 0.2.
-ALLOWANCE_S: Final = 0.001
+# Processor time that a grammar may take for its masks: so much for each, and so much at once.
+# All rows of a step wait for it. Real schemas take 0.04 ms with 49,152 tokens, the worst of them
+# 0.2; a mask that has to look at each token (of what a text may not have) takes 5 ns for each.
+MIN_ALLOWANCE_S: Final = 0.001
+ALLOWANCE_PER_TOKEN_S: Final = 40e-9  # of the vocabulary
 MAX_SAVED_S: Final = 0.25
+_MAX_PACES: Final = 1024  # grammars
 _FIELD: Final = "sampling.constraint"
 
 
@@ -43,7 +46,6 @@ class Constrained(NamedTuple):
 class _State:
     matcher: llguidance.LLMatcher
     num_consumed: int = 0  # tokens of the output
-    saved_s: float = MAX_SAVED_S  # it may take so much more than its allowance
 
 
 class GrammarStates:
@@ -63,6 +65,9 @@ class GrammarStates:
         self._clock = clock
         self._max_wait_s = max_wait_s
         self._states: OrderedDict[SequenceKey, _State] = OrderedDict()
+        vocab_size = 0 if grammars is None else grammars.vocab_size
+        self._allowance_s = max(MIN_ALLOWANCE_S, ALLOWANCE_PER_TOKEN_S * vocab_size)
+        self._saved_s: OrderedDict[str, float] = OrderedDict()  # of grammars; < 0: it is too slow
 
     def constrain(self, specs: Sequence[SampleSpec]) -> Constrained:
         """Give each row with a constraint the tokens that it allows.
@@ -91,14 +96,14 @@ class GrammarStates:
         grammars = self._grammars
         if grammars is None:
             raise InvalidRequestError("this worker's model has no tokenizer", field=_FIELD)
-        began_s = self._clock()
+        if self._saved_s.get(grammar.text, 0.0) < 0:
+            raise _too_slow()
         state = self._advanced(key, grammar, history, grammars, compiled_by_s)
+        began_s = self._clock()
         mask = np.frombuffer(state.matcher.compute_bitmask(), np.uint8).copy()
         if state.matcher.is_error():
             raise InvalidRequestError("is too complex to follow", field=_FIELD)
-        state.saved_s = min(MAX_SAVED_S, state.saved_s + ALLOWANCE_S) - (self._clock() - began_s)
-        if state.saved_s < 0:
-            raise InvalidRequestError("takes too long to follow: it is ambiguous", field=_FIELD)
+        self._spend(grammar.text, self._clock() - began_s, self._allowance_s)
         for token_id in grammars.own_end_ids:
             mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
         if state.matcher.is_accepting():
@@ -126,13 +131,30 @@ class GrammarStates:
                 raise InvalidRequestError(f"cannot be held to: {compiled.problem}", field=_FIELD)
             state = _State(compiled.begin())
         new = history.token_ids[begin + state.num_consumed :].tolist()
-        if new and not state.matcher.consume_tokens(new):
-            raise InvalidRequestError("does not fit the output so far", field=_FIELD)
+        for at in range(0, len(new), REPLAYED_AT_ONCE):
+            began_s, some = self._clock(), new[at : at + REPLAYED_AT_ONCE]
+            if not state.matcher.consume_tokens(some):
+                raise InvalidRequestError("does not fit the output so far", field=_FIELD)
+            self._spend(grammar.text, self._clock() - began_s, REPLAY_S * len(some))
         state.num_consumed = num_output
         self._states[key] = state
         if len(self._states) > MAX_STATES:
             self._states.popitem(last=False)
         return state
+
+    def _spend(self, text: str, spent_s: float, allowed_s: float) -> None:
+        """Of what a grammar may take. Raises InvalidRequestError: it is too slow, for good."""
+        saved_s = min(MAX_SAVED_S, self._saved_s.get(text, MAX_SAVED_S) + allowed_s) - spent_s
+        self._saved_s[text] = saved_s
+        self._saved_s.move_to_end(text)
+        if len(self._saved_s) > _MAX_PACES:
+            self._saved_s.popitem(last=False)
+        if saved_s < 0:
+            raise _too_slow()
+
+
+def _too_slow() -> InvalidRequestError:
+    return InvalidRequestError("takes too long to follow: it is ambiguous", field=_FIELD)
 
 
 def _wait(compiling: Future[Compiled], until_s: float) -> Compiled:

@@ -8,7 +8,7 @@ from diptych.text.response.parser import Parsed, ResponseParser
 class AnswerOrCalls:
     """The state of one answer whose grammar lets calls come in its place. One owner.
 
-    An answer stays as it is, to the last space.
+    An answer stays as it is, to the last space; what calls have before them is nobody's.
     """
 
     def __init__(self, marks: Sequence[str], calls: ResponseParser) -> None:
@@ -35,7 +35,8 @@ class AnswerOrCalls:
         return Parsed(self._buffer)
 
     def _decide(self) -> None:
-        if any(map(self._buffer.startswith, self._marks)):
-            self._is_calls = True
-        elif not any(mark.startswith(self._buffer) for mark in self._marks):
+        begun = self._buffer.lstrip(" \n")
+        if any(map(begun.startswith, self._marks)):
+            self._is_calls, self._buffer = True, begun
+        elif not any(mark.startswith(begun) for mark in self._marks):
             self._is_calls = False

@@ -60,6 +60,7 @@ _CALLS_BEGIN: Final[Mapping[str, list[str]]] = {
         "<｜tool▁calls▁begin｜>",
         "<｜DSML｜function_calls>",
         "<｜DSML｜tool_calls>",
+        "<｜DSML｜calls>",
     ],
     "gemma4": ["<|tool_call>call:"],
     "glm": ["<tool_call>"],

@@ -13,7 +13,7 @@ several: behind it there are calls and nothing else).
 """
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -124,15 +124,17 @@ class ResponseTemplate:
             at = f"{path}.fields.{name}"
             each = forms if isinstance(forms, list) else [forms]
             fields.extend(_read_field(_PARTS[name], form, at) for form in each)
+        calls_begin = _texts(top, "calls_begin", path) or tuple(_marks_of_calls(fields))
+        patterns = [
+            pattern.pattern.replace("\\", "") for each in fields for pattern in _patterns(each)
+        ]
         return cls(
             fields=tuple(fields),
             start=_anchor(top, "start_anchor", path),
             call_ids=_call_ids(top.get("call_ids", CallIdForm.ANY), path),
             between=str(top.get("between", "")),
-            calls_begin=_texts(top, "calls_begin", path) or _marks_of_calls(fields),
-            marks="\n".join(
-                pattern.pattern.replace("\\", "") for each in fields for pattern in _patterns(each)
-            ),
+            calls_begin=calls_begin,
+            marks="\n".join((*patterns, *calls_begin)),
         )
 
     @property
@@ -229,9 +231,12 @@ def _texts(form: Mapping[str, object], name: str, path: str) -> tuple[str, ...]:
     return texts
 
 
-def _marks_of_calls(fields: Iterable[Field]) -> tuple[str, ...]:
-    opens = [each.open for each in fields if each.part is Part.CALLS]
-    return next((anchor.texts for anchor in opens if anchor is not None and anchor.texts), ())
+def _marks_of_calls(fields: Sequence[Field]) -> Iterator[str]:
+    """None where answers have a mark as well."""
+    if not any(each.part is Part.CONTENT and each.open is not None for each in fields):
+        for each in fields:
+            if each.part is Part.CALLS and each.open is not None:
+                yield from each.open.texts
 
 
 def _compile(pattern: str, path: str) -> "regex.Pattern[str]":

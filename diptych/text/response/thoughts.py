@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from diptych.errors import InvalidRequestError
+from diptych.text.mark import Mark
 from diptych.text.response.parser import Parsed, ResponseParser, joined
 from diptych.text.response.spacing import Spacing
 from diptych.text.response.template import Field, Part, ResponseTemplate
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.thought_form import ThoughtForm
 
 
 class AnswerParser(Protocol):

@@ -84,12 +84,19 @@ def test_what_was_thought_is_shown_and_told_again(
 
 
 def test_a_text_of_several_lines_is_one(talking: _Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(['"""a', "", " b", 'c"""', '"""one"""', "/exit"])
+    lines = iter(['"""a', "", " b", 'c"""', '"""one"""', '"""cut', "off"])
     said: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
     monkeypatch.setattr(talking, "_answer", said.append)
     talking.run()
-    assert said == ["a\n\n b\nc", "one"]
+    assert said == ["a\n\n b\nc", "one", "cut\noff"]
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, EOFError])

@@ -79,10 +79,12 @@ def test_a_file_that_has_no_chat_is_refused(
     with pytest.raises(InvalidRequestError, match=problem) as caught:
         obey(conversation, f"/load {path}")
     assert caught.value.field == str(path)
-    for line in ("/load", "/save", f"/save {tmp_path}"):
+    odd = ("/save ~nobody-of-that-name/a", "/load ~nobody-of-that-name/a", "/save a\0", "/load a\0")
+    for line in ("/load", "/save", f"/save {tmp_path}", *odd):
         with pytest.raises(InvalidRequestError):
             obey(conversation, line)
     assert conversation.request("now") == before
+    assert [each.name for each in tmp_path.iterdir()] == ["chat.json"] * (content is not None)
 
 
 @pytest.mark.parametrize(

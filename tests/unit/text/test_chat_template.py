@@ -1,11 +1,13 @@
 """Chat templates: what they may use, what they may not, and whose fault it is."""
 
+import time
 from datetime import datetime
 
 import pytest
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import ChatTemplate, Message
+from router.frontend.validation import MAX_UNIX_S
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 _CHAT = [Message("system", "Be brief."), Message("user", "<Hi> & 'ho' ✓")]
@@ -47,9 +49,22 @@ def test_to_json_is_plain_json() -> None:
 def test_the_date_is_the_requests_or_the_clocks() -> None:
     source = "{% macro date() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ date() }}"
     assert render(source) == "26 Jul 2024"
-    before = datetime.now()
-    clocks = ChatTemplate("{{ strftime_now('%s') }}", _SPECIAL).render(_CHAT)
-    assert before.timestamp() - 1 <= int(clocks) <= datetime.now().timestamp()
+    clocks = ChatTemplate("{{ strftime_now('%s') }}", _SPECIAL, clock=lambda: 12345.6)
+    assert clocks.render(_CHAT) == "12345"
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "UTC", "Pacific/Niue"])
+def test_each_moment_that_is_let_in_has_a_date(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        template = ChatTemplate("{{ strftime_now('%Y') }}", _SPECIAL)
+        years = [template.render(_CHAT, now_unix_s=each) for each in (1, MAX_UNIX_S)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert years[0] in ("1969", "1970")
+    assert years[1] == "9999"
 
 
 def test_what_is_not_given_is_none() -> None:

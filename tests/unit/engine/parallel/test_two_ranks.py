@@ -1,7 +1,10 @@
 """Two ranks compute what one does, write the same keys and values, and each has its part."""
 
 import json
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -10,20 +13,24 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from diptych.engine.backends.base import Mark
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.checkpoint import tensor_index
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.model.shard import MappedShard
 from diptych.engine.parallel import leader as leader_module
+from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.engine.parallel.step_link import RankClear, RankMessage, tell
 from diptych.engine.runner import Runner
+from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.report import LogprobsPart, StatesPart, SummedStates, Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.sampling_params import SamplingParams
 from tests.engine_logits import chunk_logits
-from tests.engines import CPU, PLAIN, load_decoder
+from tests.engines import CPU, PLAIN, AheadBackend, load_decoder
+from tests.step_rig import StepRig
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
 from tests.torch_threads import torch_threads
 from tests.two_ranks import rank_caches, two_ranks
@@ -158,6 +165,88 @@ def test_a_backend_of_plain_torch(tmp_path: Path) -> None:
     one = Runner(load_decoder(folder, backend=PLAIN), whole, PLAIN)
     with two_ranks(folder, shares, tmp_path / "meeting", PLAIN) as leader:
         assert drawn(leader, GREEDY, 6) == drawn(one, GREEDY, 6)
+
+
+class LoggedMark:
+    """A moment behind a step, whose wait is remembered."""
+
+    def __init__(self, log: "Log", number: int) -> None:
+        self._log, self._number = log, number
+
+    def wait(self) -> None:
+        self._log.add(f"done {self._number}")
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Log:
+    """What each thread did."""
+
+    def __init__(self) -> None:
+        self.by_thread = defaultdict[int, list[str]](list)
+
+    def add(self, what: str) -> None:
+        self.by_thread[threading.get_ident()].append(what)
+
+
+class LoggedAheadBackend(AheadBackend):
+    """Remembers for each rank what it was asked for and what was waited for."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def mark(self) -> Mark:
+        done = self._log.by_thread[threading.get_ident()]
+        number = sum(what.startswith("asked") for what in done)
+        self._log.add(f"asked {number}")
+        return LoggedMark(self._log, number)
+
+
+AHEAD_PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=12),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=12),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=12),
+    SamplingParams(seed=3, top_k=40, max_tokens=12),
+    SamplingParams(temperature=0.0, return_margins=True, max_tokens=3),  # of the host's draws
+]
+
+
+def test_two_steps_in_flight_draw_what_one_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks go on from tokens that no host knows yet; each waits for its own part of a step."""
+    log = Log()
+    meet = ProcessRanks.meet
+
+    def logged(ranks: ProcessRanks) -> None:
+        log.add("met")
+        meet(ranks)
+
+    monkeypatch.setattr(ProcessRanks, "meet", logged)
+    folder, backend = write_tiny_model(tmp_path, "qwen3"), LoggedAheadBackend(log)
+    one = Runner(load_decoder(folder, backend=PLAIN), cache_of(folder), PLAIN)
+
+    def tokens_of(runner: Runner, max_steps: int) -> tuple[list[Sequence[int]], int]:
+        rig = StepRig(runner, BlockPool(NUM_BLOCKS, BLOCK_SIZE), 96, max_steps)
+        seqs = [rig.add(at, IDS[at : at + 6], params) for at, params in enumerate(AHEAD_PARAMS)]
+        rig.run()
+        return [seq.token_ids for seq in seqs], rig.num_ahead
+
+    want, _ = tokens_of(one, 1)
+    with two_ranks(folder, shares_of(folder), tmp_path / "meeting", backend) as leader:
+        got, num_ahead = tokens_of(leader, leader.steps_in_flight)
+    assert got == want
+    assert num_ahead > 5
+    other = log.by_thread[next(each for each in log.by_thread if each != threading.get_ident())]
+    met = [place for place, what in enumerate(other) if what == "met"]
+    assert [other[place - 1] for place in met] == [f"done {step}" for step in range(len(met))]
+    ahead = [
+        sum(what.startswith("asked") for what in other[:place]) - number
+        for number, place in enumerate(met)
+    ]
+    assert max(ahead) == 2, "the next step was asked for before the last was waited for"
 
 
 def test_warming_up_leaves_the_pool_zero(tmp_path: Path) -> None:

@@ -5,15 +5,16 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 import torch
 
 from diptych.constraint import OutputGrammar
 from diptych.engine.sampling.grammar_states import (
-    ALLOWANCE_S,
     MAX_SAVED_S,
     MAX_STATES,
+    MIN_ALLOWANCE_S,
     GrammarStates,
 )
 from diptych.engine.sampling.logit_edits import edit_logits
@@ -22,9 +23,11 @@ from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, InvalidRequestError, StepFailedError
 from diptych.sampling_params import SamplingParams
-from diptych.text.grammars import Compiled, Grammars
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 from diptych.text.tokenizer import Tokenizer
+from tests.text_models import byte_level_tokenizer
 from tests.tiny_model import write_tiny_model
 
 VOCAB_SIZE = 512
@@ -126,26 +129,81 @@ def test_states_are_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
     assert allowed(states, spec('start: "aa"', output, 0)) == set(output), "forgotten, and made"
 
 
-def test_a_row_whose_masks_hold_up_the_others_is_ended(grammars: Grammars) -> None:
-    """By processor time, which two readings of the clock tell: before a mask and behind it."""
-    cost_s, now_s, num_readings = MAX_SAVED_S / 2, 0.0, 0
+class CostlyGrammars:
+    """A clock that is read before and behind what a matcher does; the latter costs."""
 
-    def clock() -> float:
-        nonlocal now_s, num_readings
-        num_readings += 1
-        now_s += 0.0 if num_readings % 2 else cost_s
-        return now_s
+    def __init__(self) -> None:
+        self.cost_s = 0.0
+        self._now_s, self._num_readings = 0.0, 0
 
+    def __call__(self) -> float:
+        self._num_readings += 1
+        self._now_s += 0.0 if self._num_readings % 2 else self.cost_s
+        return self._now_s
+
+
+def test_a_grammar_whose_masks_hold_up_other_rows_is_refused_from_then_on(
+    grammars: Grammars,
+) -> None:
+    clock, slow, other = CostlyGrammars(), 'start: "a"*', 'start: "a"+'
     states = GrammarStates(grammars, clock=clock)
-    text = 'start: "a"*'
-    first = allowed(states, spec(text, []))
-    assert allowed(states, spec(text, [])) == first, "it may take a long time twice"
-    with pytest.raises(InvalidRequestError, match="takes too long") as caught:
-        allowed(states, spec(text, []))
-    assert caught.value.field == "sampling.constraint"
-    cost_s = ALLOWANCE_S
+    clock.cost_s = MIN_ALLOWANCE_S
+    first = allowed(states, spec(slow, []))
     for _ in range(300):
-        assert allowed(states, spec(text, [], 2)) == first
+        assert allowed(states, spec(slow, [])) == first, "as long as others can wait for"
+    clock.cost_s = MAX_SAVED_S / 2
+    for number in range(2):
+        assert allowed(states, spec(slow, [], number)) == first, "or longer, but not for ever"
+    clock.cost_s = MAX_SAVED_S / 8
+    found = states.constrain([spec(slow, [], 3), spec(other, [], 4)])
+    assert isinstance(found.refused[0], InvalidRequestError)
+    assert (set(found.refused), found.refused[0].field) == ({0}, "sampling.constraint")
+    clock.cost_s = 0.0
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        allowed(states, spec(slow, [], 9))
+    assert allowed(states, spec(other, [], 9))
+
+
+def test_a_state_that_takes_too_long_to_make_again_is_given_up_amid_its_tokens(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    clock, text = CostlyGrammars(), "start: /a+/"
+    states = GrammarStates(grammars, clock=clock)
+    output = tokenizer.encode("a" * 4000)
+    num_pieces = len(output) // REPLAYED_AT_ONCE
+    assert num_pieces > 8
+    clock.cost_s = REPLAY_S * REPLAYED_AT_ONCE
+    assert allowed(states, spec(text, output))
+    clock.cost_s = MAX_SAVED_S / 4
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        allowed(states, spec(text, output, 2))
+    assert clock._now_s < 2 * MAX_SAVED_S
+
+
+def test_more_tokens_may_take_longer(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mask has to look at each of them."""
+    clock = CostlyGrammars()
+    monkeypatch.setattr(grammars, "vocab_size", 262_144)
+    states = GrammarStates(grammars, clock=clock)
+    clock.cost_s = 5 * MIN_ALLOWANCE_S
+    for _ in range(300):
+        assert allowed(states, spec('start: "a"*', []))
+
+
+def test_a_mask_of_too_many_items_is_refused() -> None:
+    """Long tokens, of which each has many derivations, in one mask."""
+    made = byte_level_tokenizer()
+    made.add_tokens(["ab" * number for number in range(1, 30)])
+    grammars = Grammars(llguidance.LLTokenizer(made.to_str()))
+    text = 'start: s\ns: s s | s s s | "a" | "b"'
+    states, output = GrammarStates(grammars, clock=lambda: 0.0), made.encode("ba" * 40).ids
+    for end in range(len(output)):
+        found = states.constrain([spec(text, output[:end])])
+        if found.refused:
+            break
+    assert 1 < end < len(output) - 1
+    assert isinstance(found.refused[0], InvalidRequestError)
+    assert found.refused[0].field == "sampling.constraint"
 
 
 def test_rows_without_one_are_left_alone(grammars: Grammars) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.constraint import Constraint
+from diptych.constraint import Constraint, ConstraintKind
 from diptych.errors import (
     DeadlineExceededError,
     DiptychError,
@@ -19,15 +19,16 @@ from diptych.errors import (
     QueueFullError,
     WorkerDrainingError,
 )
-from diptych.sampling_params import NOTHING_SAID
+from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL
 from diptych.tenant import NOBODY
+from diptych.text.chat_template import Message, Tool
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 from router.frontend.served_model import ServedModel
 from router.frontend.validation import EncodedPrompt
-from router.generation.request import GenerationRequest, TextPrompt
+from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, ToolChoice
 from tests.text_models import byte_level_tokenizer, write_folder
 
 
@@ -95,6 +96,32 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     async with asyncio.timeout(5):
         with pytest.raises(DeadlineExceededError):
             await door.admit(request, time.monotonic() + 0.02)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "object"}', '{"type": "banana"}'])
+async def test_a_form_beside_a_required_call_is_checked_and_says_nothing(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = admission(100)
+    model = SimpleNamespace(
+        tokenizer=SimpleNamespace(eos_token_ids=frozenset()), response_template=None
+    )
+    monkeypatch.setattr(door, "_model", model)
+    chat = ChatPrompt((Message("user", "a"),), tools=(Tool("f"),), tool_choice=ToolChoice.REQUIRED)
+    options = SamplingOptions(constraint=Constraint(ConstraintKind.JSON_SCHEMA, (schema,)))
+    request = GenerationRequest(prompt=chat, sampling=options, num_bytes=0)
+    try:
+        checking = door._check_constraint(request, EncodedPrompt([1]), None)
+        if "banana" in schema:
+            with pytest.raises(InvalidRequestError, match="cannot be held to") as caught:
+                await checking
+            assert caught.value.field == "sampling.constraint.json_schema"
+        else:
+            form = await checking
+            assert form is not None
+            assert "call_0" in form.grammar
+    finally:
+        await door.close()
 
 
 async def test_a_drain_refuses_what_is_new_and_no_part_of_what_was_let_in() -> None:

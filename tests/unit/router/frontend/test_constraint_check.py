@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.mark import Mark
+from diptych.text.thought_form import ThoughtForm
 from router.frontend.constraint_check import ConstraintCheck
 
 ENDLESS = Constraint.json_schema(

@@ -9,8 +9,8 @@ from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import SamplingOptions
 from diptych.text.chat_template import Message, Tool
+from diptych.text.mark import Mark
 from diptych.text.response.families import family
-from diptych.text.thought_form import Mark
 from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, ToolChoice

@@ -11,11 +11,12 @@ from hypothesis import given
 from diptych.finish_reason import FinishReason
 from diptych.text import detokenizer
 from diptych.text.detokenizer import Detokenizer, TextDelta
+from diptych.text.mark import Mark
 from diptych.text.response.families import family
 from diptych.text.response.parser import Parsed, ResponseParser
 from diptych.text.response.patience import Patience
 from diptych.text.response.thoughts import AnswerParser, ThoughtSplit
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.thought_form import ThoughtForm
 from diptych.text.tokenizer import Tokenizer
 from router.generation.answer import ChoiceFinished, Delta
 from router.request.answer_split import AnswerSplit

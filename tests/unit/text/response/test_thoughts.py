@@ -13,13 +13,14 @@ from tokenizers import AddedToken
 from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Tool
 from diptych.text.grammar_check import check
+from diptych.text.mark import Mark
 from diptych.text.response.body import ParsedCall
 from diptych.text.response.families import family
 from diptych.text.response.forced_calls import FORCED_CALLS, forced_calls
 from diptych.text.response.parser import Parsed, ResponseParser, joined
 from diptych.text.response.template import ResponseTemplate
 from diptych.text.response.thoughts import ThoughtSplit, thoughts_before
-from diptych.text.thought_form import Mark, ThoughtForm
+from diptych.text.thought_form import ThoughtForm
 from tests.text_models import byte_level_tokenizer
 
 ASSISTANT = "<|im_start|>assistant\n"

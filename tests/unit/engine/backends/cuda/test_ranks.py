@@ -87,6 +87,6 @@ def test_tokens_with_graphs_and_without(with_graphs: bool, tmp_path: Path) -> No
     shares = rank_caches(folder, 10, BLOCK_SIZE)
     with two_ranks(folder, shares, tmp_path / "meeting", backend) as leader:
         assert drawn(leader) == want
-        assert leader.steps_in_flight == 1
+        assert leader.steps_in_flight == 2
     if graphs is not None:
         assert graphs.runs == [2] * 6, "three steps of single tokens, of each rank"

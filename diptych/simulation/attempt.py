@@ -25,6 +25,7 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillOnly,
+    Promise,
     WorkerId,
 )
 
@@ -116,6 +117,7 @@ class Attempt:
         self._router = router
         self._agenda = router.agenda
         self._request = request
+        self._promise = Promise(request.objectives.tpot_s, request.num_output_tokens)
         self._owner = owner
         self._is_open = True
         self._is_proven = False
@@ -259,7 +261,7 @@ class Attempt:
         is_batch = self._request.request_class is RequestClass.BATCH
         payer = None if is_batch else self._request.payer
         held.seat.seen.asked(self._request.number, payer, num_tokens)
-        self._router.policy.began(worker, self._request.objectives.tpot_s)
+        self._router.policy.began(worker, self._promise)
         self._later(lambda: self._reserve(held))
 
     def _reserve(self, held: _Reservation) -> None:
@@ -352,6 +354,5 @@ class Attempt:
         if held is not None:
             self._settle_reservation(held)
             held.seat.seen.ended(self._request.number)
-            tpot_s = self._request.objectives.tpot_s
-            self._router.policy.ended(held.seat.host.worker, tpot_s)
+            self._router.policy.ended(held.seat.host.worker, self._promise)
             held.seat.host.engine.release(held.seq)

@@ -56,21 +56,29 @@ def of_prefill(
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return None
-    cost, rows = engine.model.prefill, engine.work.num_decode_rows
-    budget = max(1, engine.max_batched_tokens - rows)
-    queued = _queued(engine, prompt, max(0, num_passed - budget))
-    beside = StepWork(rows, engine.work.num_context_tokens)  # with each of the steps
-
-    def steps_s(work: StepWork) -> tuple[float, int]:
-        num_steps = math.ceil(work.num_prefill_tokens / budget)
-        each_s = cost.expected_s(beside, 0)
-        return cost.expected_s(work, num_steps) + num_steps * each_s, num_steps
-
-    before_s, num_before = steps_s(queued)
-    total_s, num_steps = steps_s(queued.plus(prompt))
+    queued = _queued(engine, prompt, max(0, num_passed - _budget(engine)))
+    before_s, num_before = _steps_s(engine, queued)
+    total_s, num_steps = _steps_s(engine, queued.plus(prompt))
     expected_s = max(total_s - _elapsed_s(engine, before_s, num_before), total_s - before_s)
-    first = Span(expected_s, expected_s * cost.upper_ratio)
+    first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio)
     return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
+
+
+class Queue(NamedTuple):
+    """Prompts that wait on a worker, and the step that computes some. Seconds."""
+
+    step_s: float = 0.0  # that runs; as much of it may be over as not
+    behind_s: float = 0.0  # what comes behind it
+
+
+def of_prompts(view: DecodeView) -> Queue:
+    """Those that it was given; none where that is not known."""
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+        return Queue()
+    all_s, num_steps = _steps_s(engine, _queued(engine, StepWork(), 0))
+    step_s = all_s / num_steps if num_steps and engine.work.num_prefill_tokens else 0.0
+    return Queue(step_s, all_s - step_s)
 
 
 class DecodeForecast(NamedTuple):
@@ -108,6 +116,19 @@ def alone_s(view: DecodeView, num_tokens: int) -> float | None:
     if engine is None or not engine.model.decode.is_known:
         return None
     return engine.model.decode.expected_s(StepWork(1, num_tokens))
+
+
+def _budget(engine: EngineView) -> int:
+    """Tokens of prompts in one step."""
+    return max(1, engine.max_batched_tokens - engine.work.num_decode_rows)
+
+
+def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
+    """What computing ``work`` takes beside what decodes there, and in how many steps."""
+    cost, said = engine.model.prefill, engine.work
+    num_steps = math.ceil(work.num_prefill_tokens / _budget(engine))
+    each_s = cost.expected_s(StepWork(said.num_decode_rows, said.num_context_tokens), 0)
+    return cost.expected_s(work, num_steps) + num_steps * each_s, num_steps
 
 
 def _queued(engine: EngineView, prompt: StepWork, num_passed: int) -> StepWork:

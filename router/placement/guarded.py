@@ -12,6 +12,7 @@ from router.placement.types import (
     Forecast,
     Paired,
     Placement,
+    Promise,
     Query,
     Seen,
     Snapshot,
@@ -72,13 +73,13 @@ class Guarded:
         """See :class:`router.placement.types.Policy`."""
         return self._predicted.explain(query, snapshot, placement)
 
-    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def began(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._predicted.began(worker, tpot_s)
+        self._predicted.began(worker, promise)
 
-    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def ended(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._predicted.ended(worker, tpot_s)
+        self._predicted.ended(worker, promise)
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from router.placement.forecast import DecodeForecast, Span
+from router.placement.forecast import DecodeForecast, Queue, Span
 from router.placement.types import Objectives
 
 _PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
@@ -16,6 +16,7 @@ class Promised(NamedTuple):
     num_placed: int = 0
     num_paced: int = 0  # of those, with an objective for the time between tokens
     tightest_s: float = 0.0  # of those objectives
+    lengths: tuple[tuple[int, int], ...] = ()  # of those: tokens (0: unknown), how many
 
 
 NOTHING_PROMISED: Final = Promised()
@@ -61,13 +62,22 @@ class Bystanders(NamedTuple):
         if tpot_s is not None:
             num_strangers = max(0, self.pace.num_rows - promised.num_placed)
             others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
-        if promised.num_paced:
-            more = self._more_missed(promised.tightest_s, num_output_tokens)
-            others += promised.num_paced * more
+        for num_tokens, num in self._lengths():
+            length = num_tokens or num_output_tokens
+            others += num * self._more_missed(promised.tightest_s, length)
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
-                barring = promised.num_paced * self._more_missed(wide_s, num_output_tokens)
+                barring += num * self._more_missed(wide_s, length)
         return Missed(others, barring)
+
+    def _lengths(self) -> Sequence[tuple[int, int]]:
+        """As promised; which answer is how long matters where each loses so much at once."""
+        promised = self.promised
+        if not promised.num_paced:
+            return ()
+        if not self.stalled_s or not promised.lengths:
+            return ((0, promised.num_paced),)
+        return promised.lengths
 
     def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
         """By how much it is likelier that one of them misses that pace."""
@@ -83,7 +93,7 @@ class Consequences(NamedTuple):
     pace: Span  # between its own tokens
     tolls: Sequence[Toll]  # of those where it decodes, and where its prompt is computed
     handoff_s: float = 0.0  # between its first token and its second, beside steps
-    rest_s: float = 0.0  # of the step that runs there meanwhile: so much at the most, or nothing
+    waits_s: Sequence[float] = ()  # for what runs there, one of these; none: for nothing
 
     def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
         """How many are because of it: its own two, and those of each other."""
@@ -98,22 +108,36 @@ class Consequences(NamedTuple):
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
-        own_s = self.first_token.expected_s + self.handoff_s + 0.5 * self.rest_s
+        own_s = self.first_token.expected_s + self.handoff_s
+        own_s += sum(self.waits_s) / (len(self.waits_s) or 1)
         own_s += num_output_tokens * self.pace.expected_s
         return own_s + sum(toll.seconds for toll in self.tolls)
 
     def _pace_missed(self, tpot_s: float, num_gaps: int) -> float:
         """The hand-off is one of the gaps, and any part of the step that runs is as likely."""
         left_s = tpot_s - self.handoff_s / num_gaps
-        if not self.rest_s:
+        if not self.waits_s:
             return self.pace.miss_ratio(left_s)
         missed = 0.0
-        for part in _PARTS_OF_STEP:
-            ratio = self.pace.miss_ratio(left_s - part * self.rest_s / num_gaps)
+        for wait_s in self.waits_s:
+            ratio = self.pace.miss_ratio(left_s - wait_s / num_gaps)
             if ratio < _HARDLY:
                 break
             missed += ratio
-        return missed / len(_PARTS_OF_STEP)
+        return missed / len(self.waits_s)
+
+
+def handoff_waits(first_s: float, step_s: float, prompts: Queue) -> Sequence[float]:
+    """What a sequence waits for where it goes on, the longest first, one as likely as another.
+
+    ``first_s``: its first token comes then. ``step_s``: of those without prompts, some part of
+    which is left. Prompts that were there before it are computed first, or beside it.
+    """
+    if not (prompts.step_s or prompts.behind_s):
+        return [part * step_s for part in _PARTS_OF_STEP] if step_s else ()
+    queued = (part * prompts.step_s + prompts.behind_s - first_s for part in _PARTS_OF_STEP)
+    parts = (part * step_s for part in _PARTS_OF_STEP)
+    return [max(left_s, part_s) for left_s, part_s in zip(queued, parts, strict=True)]
 
 
 def num_kept_out(

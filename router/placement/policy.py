@@ -18,6 +18,7 @@ from router.placement.types import (
     Placement,
     PrefillOnly,
     PrefillView,
+    Promise,
     Query,
     Seen,
     Snapshot,
@@ -138,10 +139,10 @@ class LeastLoaded:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
         return None
 
-    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def began(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`. Nothing is weighed by it."""
 
-    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def ended(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`."""
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:

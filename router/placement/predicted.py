@@ -11,10 +11,12 @@ from router.placement.explanation import Explanation
 from router.placement.forecast import (
     DecodeForecast,
     PrefillForecast,
+    Queue,
     Span,
     alone_s,
     of_decode,
     of_prefill,
+    of_prompts,
 )
 from router.placement.glance import (
     has_all_room,
@@ -32,6 +34,7 @@ from router.placement.loss import (
     Bystanders,
     Consequences,
     Toll,
+    handoff_waits,
     num_kept_out,
 )
 from router.placement.parting import Parting, Parts
@@ -48,6 +51,7 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
+    Promise,
     Query,
     Seen,
     Snapshot,
@@ -98,7 +102,8 @@ class _Target(NamedTuple):
     view: DecodeView
     pace: Span
     num_missing: int  # tokens
-    rest_s: float  # of the step that runs there when they have come, at the most
+    step_s: float  # that runs there when they have come, without prompts; 0: none does
+    prompts: Queue  # that it was given
     toll: Toll
     against: float
     kept_out: float
@@ -147,13 +152,13 @@ class Predicted:
         self._promises.forget(worker)
         self._trials.forget(worker)
 
-    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def began(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._promises.began(worker, tpot_s)
+        self._promises.began(worker, promise)
 
-    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def ended(self, worker: WorkerId, promise: Promise) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._promises.ended(worker, tpot_s)
+        self._promises.ended(worker, promise)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
@@ -358,11 +363,12 @@ class Predicted:
     ) -> _Target:
         toll = _toll(query, Bystanders(pace, promised=self._promises.on(view.worker)))
         num_missing = self._plain.num_missing(query, view.worker)
-        rest_s = pace.before.expected_s if pace.num_rows else 0.0
+        step_s = pace.before.expected_s if pace.num_rows else 0.0
         is_astray = view.worker in parts.computing
         kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
         against = _ASTRAY * is_astray
-        return _Target(view, pace.after, num_missing, rest_s, toll, against, kept_out)
+        prompts = of_prompts(view)
+        return _Target(view, pace.after, num_missing, step_s, prompts, toll, against, kept_out)
 
     def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
         """Its pace there; of a worker whose part is to decode as if it went on with prompts only
@@ -382,9 +388,10 @@ class Predicted:
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
         handoff_s = _transfer_s(source.view, target.view, target.num_missing)
+        waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
         tolls = (target.toll, source.toll)
         come = Consequences(
-            source.first_token, source.late_ratio, target.pace, tolls, handoff_s, target.rest_s
+            source.first_token, source.late_ratio, target.pace, tolls, handoff_s, waits_s
         )
         against = source.against + target.against
         prefill, decode = source.view.worker, target.view.worker

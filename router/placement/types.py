@@ -202,6 +202,13 @@ class Objectives(NamedTuple):
 NO_OBJECTIVES: Final = Objectives()
 
 
+class Promise(NamedTuple):
+    """What a sequence was promised when it was placed, and how long its answer should be."""
+
+    tpot_s: float | None = None  # None: nothing
+    num_output_tokens: int = 0  # 0: nobody knows
+
+
 class Seen(NamedTuple):
     """A request that ended. Moments are of one clock, s."""
 
@@ -384,11 +391,11 @@ class Policy(Protocol):
         """What spoke for ``placement``, which ``place`` has just answered to the same."""
         ...
 
-    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
-        """A sequence of this router that was promised that pace is to decode there."""
+    def began(self, worker: WorkerId, promise: Promise) -> None:
+        """A sequence of this router that was promised that is to decode there."""
         ...
 
-    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+    def ended(self, worker: WorkerId, promise: Promise) -> None:
         """It does not any more."""
         ...
 

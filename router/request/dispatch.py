@@ -17,6 +17,7 @@ from router.placement.types import (
     Forecast,
     Paired,
     Placement,
+    Promise,
     Query,
     Unreachable,
     Why,
@@ -51,6 +52,7 @@ class _Lease:
 class _Reservation:
     link: DecodeLink
     worker: WorkerId
+    promise: Promise
 
 
 class Dispatch:
@@ -251,8 +253,10 @@ class Dispatch:
         )
         if link is None or not link.reserve(reserve, listener):
             return False
-        self._reservations[action.sequence_id] = _Reservation(link, action.worker)
-        self._services.policy.began(action.worker, self._request.claim.tpot_s)
+        num_left = self._request.shape.max_tokens - len(emitted)
+        promise = Promise(self._request.claim.tpot_s, self._terms.num_expected(num_left))
+        self._reservations[action.sequence_id] = _Reservation(link, action.worker, promise)
+        self._services.policy.began(action.worker, promise)
         self._asked_half(action.worker)
         return True
 
@@ -345,7 +349,7 @@ class Dispatch:
         if held is not None:
             self._forget_second_half()
             self._settle_reservation(sequence_id, held)
-            self._services.policy.ended(held.worker, self._request.claim.tpot_s)
+            self._services.policy.ended(held.worker, held.promise)
         return held
 
     def _tokens_came(self, sequence_id: int) -> None:

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
-from router.placement.forecast import Span, of_decode, of_prefill
+from router.placement.forecast import Queue, Span, of_decode, of_prefill, of_prompts
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 MODEL = StepModel(
@@ -122,6 +122,17 @@ def test_who_computes_prompts_much_of_its_time_makes_tokens_as_much_slower() -> 
     half_s = tokens_s(dataclasses.replace(calm, prefill_time_ratio=0.5))
     assert half_s == pytest.approx([2 * each_s for each_s in calm_s])
     assert max(tokens_s(dataclasses.replace(calm, prefill_time_ratio=1.0))) < 1.0
+
+
+def test_prompts_that_a_decode_worker_was_given() -> None:
+    """Of those that it told of some part of a step is over; what was sent since is all there."""
+    all_s = 2 * 0.1 + 1.0 + num_pairs(0, 1000) * 1e-7
+    told = of_prompts(decode_view(engine(PROMPT)))
+    assert tuple(told) == pytest.approx((all_s / 2, all_s / 2))
+    sent = of_prompts(decode_view(engine(since=400)))
+    assert tuple(sent) == pytest.approx((0.0, 0.1 + 0.4))
+    for nothing in (None, engine(), engine(PROMPT, model=StepModel())):
+        assert of_prompts(decode_view(nothing)) == Queue()
 
 
 def tokens_s(view: DecodeView) -> list[float]:

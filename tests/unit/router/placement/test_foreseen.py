@@ -15,6 +15,7 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
+    Promise,
     Snapshot,
     Unreachable,
     WorkerId,
@@ -222,7 +223,7 @@ def paced(
 ) -> Placement | None:
     """One beside so many that were promised ``tpot_s``; about 0.09 s are foretold."""
     for _ in range(num):
-        policy.began(D1, tpot_s)
+        policy.began(D1, Promise(tpot_s))
     asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, own_s), may_refuse=True)
     return policy.place(asked, Snapshot((view_p(P1),), (view_d(D1, 5),)))
 
@@ -236,7 +237,7 @@ def test_others_hold_one_by_what_was_promised_to_them() -> None:
     over = made()
     assert paced(5, 0.1, over) is None
     for _ in range(6):
-        over.ended(D1, 0.1)
+        over.ended(D1, Promise(0.1))
     assert isinstance(paced(0, None, over), Paired), "they ended"
 
 
@@ -244,12 +245,12 @@ def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() 
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 5), view_d(D2, 7)))
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
     for _ in range(5):
-        policy.began(D1, 0.1)
+        policy.began(D1, Promise(0.1))
     assert policy.place(QUERY, snapshot) == Paired(P1, D2)
     held = dataclasses.replace(QUERY, may_refuse=True)
     assert policy.place(held, snapshot) is not None, "but it is never held for them"
     policy.forget(D1)
-    policy.ended(D1, 0.1)
+    policy.ended(D1, Promise(0.1))
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
 
 

@@ -15,6 +15,7 @@ from router.placement.types import (
     Paired,
     PrefillOnly,
     PrefillView,
+    Promise,
     Snapshot,
     Why,
     WorkerId,
@@ -103,10 +104,10 @@ def test_a_worker_of_both_roles_whose_sequences_would_wait_is_no_better_than_a_q
 def test_the_paces_of_those_who_decode_where_a_prompt_would_be_computed_count() -> None:
     snapshot = Snapshot((view_p(P1), view_p(P2, 2000)), (view_d(P1, 1, MODEL), view_d(D1)))
     policy = made()
-    policy.began(P1, None)
+    policy.began(P1, Promise(None))
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
-    policy.ended(P1, None)
-    policy.began(P1, 0.05)
+    policy.ended(P1, Promise(None))
+    policy.began(P1, Promise(0.05))
     assert policy.place(QUERY, snapshot) == Paired(P2, D1)
 
 
@@ -215,6 +216,44 @@ def test_any_part_of_that_step_is_as_likely(num_gaps: int, share: float) -> None
     assert isinstance(chosen, Paired)
     assert chosen.forecast is not None
     assert chosen.forecast.chosen.num_missed == pytest.approx(share, abs=0.05)
+
+
+def test_who_is_handed_over_waits_for_prompts_that_are_computed_there() -> None:
+    """What is left of them when its first token comes, parted among the gaps of its answer."""
+    busy = view_d(D1, 1, MODEL)
+    assert busy.engine is not None
+    work = StepWork.of_prompt(400, 0)._replace(num_decode_rows=1, num_context_tokens=500)
+    told = dataclasses.replace(busy.engine, work=work)
+    sent = dataclasses.replace(busy.engine, num_departed_tokens=400)
+    short = dataclasses.replace(QUERY, num_tokens=10, num_max_tokens=20)  # computed in 0.11 s
+
+    def chosen(view: DecodeView, num_output: int) -> float:
+        query = dataclasses.replace(short, num_max_tokens=10 + num_output)
+        pair = Snapshot((view_p(P1),), (dataclasses.replace(view, local_prefill=False),))
+        asked = dataclasses.replace(query, objectives=Objectives(tpot_s=0.07))
+        placed = made().place(asked, pair)
+        assert isinstance(placed, Paired)
+        assert placed.forecast is not None
+        return placed.forecast.chosen.num_missed
+
+    for engine in (told, sent):
+        there = dataclasses.replace(busy, engine=engine)
+        assert chosen(there, 10) > 0.3, "some of 0.5 s more in nine gaps"
+        assert chosen(there, 1000) < 0.3
+    assert chosen(busy, 10) < 0.1
+
+
+def test_what_a_prompt_costs_those_beside_it_goes_with_the_length_of_their_answers() -> None:
+    """Not of its own: a second is much for ten tokens, and little for a thousand."""
+    query = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
+    snapshot = Snapshot((), (view_d(D1, 1, MODEL),), has_prefill_pool=False)
+    for num_output, is_held in ((10, True), (1000, False), (0, False)):
+        policy = made()
+        policy.began(D1, Promise(0.1, num_output))
+        asked = dataclasses.replace(query, num_output_tokens=100)
+        assert (policy.place(asked, snapshot) is None) == is_held
+        policy.ended(D1, Promise(0.1, num_output))
+        assert policy.place(asked, snapshot) is not None
 
 
 def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:

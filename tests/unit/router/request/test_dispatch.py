@@ -33,6 +33,7 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
+    Promise,
     Query,
     Seen,
     Snapshot,
@@ -164,17 +165,17 @@ class Local(Foreteller):
 
     def __init__(self) -> None:
         super().__init__()
-        self.promised: list[tuple[WorkerId, float | None]] = []
+        self.promised: list[tuple[WorkerId, Promise]] = []
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
         outlook = Outlook(None, DECODE, 0.5, 0.05, 0.0, 9.0)
         return DecodeOnly(DECODE, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
 
-    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
-        self.promised.append((worker, tpot_s))
+    def began(self, worker: WorkerId, promise: Promise) -> None:
+        self.promised.append((worker, promise))
 
-    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
-        self.promised.remove((worker, tpot_s))
+    def ended(self, worker: WorkerId, promise: Promise) -> None:
+        self.promised.remove((worker, promise))
 
 
 async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -> None:
@@ -203,11 +204,12 @@ async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
     for sequence_id in (1, 2, 3):
         reserve = actions.Reserve(DECODE, sequence_id, 0, to_pull=False)
         assert request.reserve(reserve, (), Deaf())
-    assert policy.promised == [(DECODE, 0.04)] * 3
+    promise = Promise(0.04, 50)
+    assert policy.promised == [(DECODE, promise)] * 3
     request.release(1)
     request.release(1)
     request.heard(events.ReservationLost(2, "it is gone"))
-    assert policy.promised == [(DECODE, 0.04)]
+    assert policy.promised == [(DECODE, promise)]
     request.close_all()
     assert not policy.promised
 

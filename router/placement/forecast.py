@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 from diptych.step_model import StepWork
+from router.placement.place import distance_ratio
 from router.placement.types import DecodeView, EngineView, PrefillView
 
 _NINE_OF_TEN = 1.2816  # standard deviations
@@ -129,6 +130,15 @@ def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
     num_steps = math.ceil(work.num_prefill_tokens / _budget(engine))
     each_s = cost.expected_s(StepWork(said.num_decode_rows, said.num_context_tokens), 0)
     return cost.expected_s(work, num_steps) + num_steps * each_s, num_steps
+
+
+def transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
+    """A pull of what is missing, if prefill hid nothing of it; a little less from nearby."""
+    bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
+    if not bytes_per_s:
+        return 0.0
+    num_bytes = view.shipped.of(num_tokens)
+    return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s
 
 
 def _queued(engine: EngineView, prompt: StepWork, num_passed: int) -> StepWork:

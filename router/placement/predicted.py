@@ -17,6 +17,7 @@ from router.placement.forecast import (
     of_decode,
     of_prefill,
     of_prompts,
+    transfer_s,
 )
 from router.placement.glance import (
     has_all_room,
@@ -38,7 +39,6 @@ from router.placement.loss import (
     num_kept_out,
 )
 from router.placement.parting import Parting, Parts, together
-from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
 from router.placement.trials import Trials
@@ -389,7 +389,7 @@ class Predicted:
         return num_kept_out(prompt_s, pace.after, query.objectives.tpot_s, _num_output(query))
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
-        handoff_s = _transfer_s(source.view, target.view, target.num_missing)
+        handoff_s = transfer_s(source.view, target.view, target.num_missing)
         waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
         tolls = (target.toll, source.toll)
         come = Consequences(
@@ -498,12 +498,3 @@ def _is_plain(query: Query, snapshot: Snapshot) -> bool:
 def _aimless(query: Query) -> Query:
     """Without what passes from one moment to the next."""
     return replace(query, objectives=NO_OBJECTIVES)
-
-
-def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
-    """A pull of what is missing, if prefill hid nothing of it; a little less from nearby."""
-    bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
-    if not bytes_per_s:
-        return 0.0
-    num_bytes = view.shipped.of(num_tokens)
-    return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s

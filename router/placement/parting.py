@@ -65,10 +65,12 @@ def together(snapshot: Snapshot) -> Snapshot | None:
     others, while sequences on the other one keep no prompt waiting for long: measured, two engines
     that do everything themselves keep more objectives, the more the tighter the pace.
     """
-    decoding = {view.worker for view in snapshot.decode}
-    is_apart = any(view.worker not in decoding for view in snapshot.prefill)
-    if is_apart or not snapshot.prefill or len(decoding) >= _FEWEST_APART:
+    computing = {view.worker for view in snapshot.prefill}
+    decoding = {view.worker for view in snapshot.decode if view.local_prefill}
+    if not computing or len(snapshot.decode) >= _FEWEST_APART:
         return None
+    if computing != decoding or len(decoding) < len(snapshot.decode):
+        return None  # one has but one role
     alone = (replace(view, prefill_time_ratio=0.0) for view in snapshot.decode)
     return replace(snapshot, prefill=(), decode=tuple(alone))
 

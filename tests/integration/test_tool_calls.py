@@ -33,6 +33,7 @@ from diptych.finish_reason import FinishReason
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_bodies import MESSAGES
 from tests.integration.http_calls import chat
+from tests.integration.offered_tools import TOOLS, tool
 
 MAX_LEN = 600
 
@@ -76,22 +77,6 @@ def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def model(tiny_llama: Path) -> str:
     return tiny_llama.name
-
-
-def tool(name: str, **properties: Any) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-    }
-    parameters["additionalProperties"] = False
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [
-    tool("weather", city={"enum": ["Paris", "Rome"]}, days={"enum": [1, 2, 3]}),
-    tool("clock", is_utc={"type": "boolean"}),
-]
 
 
 ONE_CALL: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Calls of tools in a chat: each has an answer before the next turn, whatever ends the line."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,6 +28,18 @@ def talking(conversation: Conversation) -> _Chat:
     runner: Any = SimpleNamespace(run=lambda answer: answer())
     client: Any = None
     return _Chat(runner, client, conversation, None)
+
+
+def reading(lines: Iterator[str], ends: type[BaseException]) -> Callable[[str], str]:
+    """A terminal with these lines, which ``ends`` so behind them."""
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise ends
+        return line
+
+    return read
 
 
 def answers(conversation: Conversation) -> list[tuple[str, str]]:
@@ -86,14 +98,7 @@ def test_what_was_thought_is_shown_and_told_again(
 def test_a_text_of_several_lines_is_one(talking: _Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(['"""a', "", " b", 'c"""', '"""one"""', '"""cut', "off"])
     said: list[str] = []
-
-    def read(prompt: str) -> str:
-        line = next(lines, None)
-        if line is None:
-            raise EOFError
-        return line
-
-    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("builtins.input", reading(lines, EOFError))
     monkeypatch.setattr(talking, "_answer", said.append)
     talking.run()
     assert said == ["a\n\n b\nc", "one", "cut\noff"]
@@ -106,15 +111,7 @@ def test_who_stops_amid_the_calls_has_answered_the_rest_so(
     monkeypatch: pytest.MonkeyPatch,
     ends: type[BaseException],
 ) -> None:
-    lines = iter(["noon"])
-
-    def read(prompt: str) -> str:
-        line = next(lines, None)
-        if line is None:
-            raise ends
-        return line
-
-    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("builtins.input", reading(iter(["noon"]), ends))
     conversation.answered("hi", "", None, CALLS)
     with pytest.raises(ends):
         talking._answer_calls(CALLS)

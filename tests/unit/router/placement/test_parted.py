@@ -51,6 +51,10 @@ def test_two_workers_of_both_roles_compute_what_they_decode() -> None:
     beside = replace(snapshot, prefill=(*snapshot.prefill, view_p(P1)))
     assert parting.together(beside) is None, "a worker that only computes prompts has to"
     assert parting.together(Snapshot((), snapshot.decode)) is None
+    half = replace(snapshot, prefill=snapshot.prefill[:1])
+    assert parting.together(half) is None, "the other one only decodes"
+    apart = replace(snapshot, decode=(first, replace(other, local_prefill=False)))
+    assert parting.together(apart) is None
 
 
 @pytest.mark.usefixtures("_parts_of_two")

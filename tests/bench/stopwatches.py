@@ -99,7 +99,8 @@ def parts_timed(decoder: Decoder) -> Iterator[Parts]:
     parts = Parts()
     with ExitStack() as stack:
         for owner in {type(linear) for linear in decoder.weights.linears}:
-            stack.enter_context(parts.linears.on(owner, "__call__"))
+            for name in {"__call__", "gated"} & set(dir(owner)):
+                stack.enter_context(parts.linears.on(owner, name))
         stack.enter_context(parts.kv_write.on(KVAccess, "write"))
         stack.enter_context(parts.kv_write.on(KVWriter, "__call__"))
         stack.enter_context(parts.attention.on(PagedStep, "__call__"))

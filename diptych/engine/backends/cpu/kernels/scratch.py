@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
+from numba import njit
 from torch import Tensor
 
 from diptych.engine.backends.cpu.huge_pages import HugePages
@@ -56,3 +57,15 @@ class OfThread(threading.local, Generic[S]):
 def _empty() -> Tensor:
     """No memory yet."""
     return torch.empty(0, dtype=torch.uint8)
+
+
+@njit(error_model="numpy")
+def group_of(num_panels: int, num_groups: int, group: int) -> tuple[int, int]:
+    """First panel and end of one of the groups, the larger ones first.
+
+    So threads that take them in turn, as many each, have panels alike but for one.
+    """
+    fewest, num_larger = num_panels // num_groups, num_panels % num_groups
+    first = group * fewest + min(group, num_larger)
+    end = first + fewest
+    return first, end + 1 if group < num_larger else end

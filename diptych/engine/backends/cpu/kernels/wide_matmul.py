@@ -34,7 +34,7 @@ from diptych.engine.backends.cpu.kernels.loop import (
     words_at,
 )
 from diptych.engine.backends.cpu.kernels.processor import HAS_FMA, LANES
-from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch
+from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, group_of
 from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT,
     ZERO,
@@ -295,8 +295,7 @@ def _products(task: Any) -> None:
     panels = widened + task[_WIDENED_BYTES]
     item = next_item(task)
     while item < task[NUM_ITEMS]:
-        first = item * num_panels // task[NUM_ITEMS]
-        end = (item + 1) * num_panels // task[NUM_ITEMS]
+        first, end = group_of(num_panels, task[NUM_ITEMS], item)
         for begin in range(0, task[_INNER], task[_PART_LENGTH]):
             for panel in range(first, end):
                 target = panels + (panel - first) * task[_PART_LENGTH] * PANEL * 4

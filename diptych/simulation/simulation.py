@@ -35,6 +35,7 @@ class Placing(NamedTuple):
     local_below_tokens: int = 64
     is_guarded: bool = True  # as the router's predicted is
     may_refuse: bool = False  # requests whose objectives it foretells to be missed
+    but_never: frozenset[int] = frozenset()  # of those that come, in order
 
     def policy(self, seed: int, router: int = 0) -> Policy:
         """The router's own, of that number."""
@@ -151,10 +152,11 @@ class Simulation:
             self.agenda.at(shape.at_s, lambda: self._arrive(shape))
 
     def _arrive(self, shape: Shape) -> None:
-        router = self.cluster.routers[len(self.journeys) % len(self.cluster.routers)]
-        placing = self._placing
+        place, placing = len(self.journeys), self._placing
+        router = self.cluster.routers[place % len(self.cluster.routers)]
         request = self._request(router, shape)._replace(
-            objectives=placing.objectives, may_refuse=placing.may_refuse
+            objectives=placing.objectives,
+            may_refuse=placing.may_refuse and place not in placing.but_never,
         )
         journey = Journey(router, request, self._ended)
         self.journeys.append(journey)

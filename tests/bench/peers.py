@@ -198,8 +198,8 @@ def named(text: str) -> tuple[str, str]:
 
 
 def counts(text: str) -> list[int]:
-    """Numbers between commas."""
-    return [int(number) for number in text.split(",")]
+    """Numbers between commas; none of an empty text."""
+    return [int(number) for number in text.split(",") if text]
 
 
 def servers_of(options: argparse.Namespace, folder: Path) -> list[Server]:

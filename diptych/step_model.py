@@ -29,7 +29,12 @@ class StepWork(NamedTuple):
 
     def plus(self, other: "StepWork") -> "StepWork":
         """Both together."""
-        return StepWork(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return StepWork(
+            self.num_decode_rows + other.num_decode_rows,
+            self.num_context_tokens + other.num_context_tokens,
+            self.num_prefill_tokens + other.num_prefill_tokens,
+            self.num_attention_pairs + other.num_attention_pairs,
+        )
 
 
 class StepCost(NamedTuple):

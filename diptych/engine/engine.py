@@ -226,6 +226,20 @@ class StepEngine:
         return self._prefill_time.ratio
 
     @property
+    def prefill_age_s(self) -> float | None:
+        """See :class:`diptych.engine.protocol.Engine`."""
+        if not self._scheduler.num_pending_prefill_tokens:
+            return None
+        if not self._steps:
+            return 0.0
+        step = self._steps[0]
+        age_s = self._clock() - max(step.started_s, self._booked_s)
+        work = work_of(step.plan)
+        if work.num_prefill_tokens:
+            return age_s
+        return min(0.0, age_s - self._learner.model.decode.expected_s(work))
+
+    @property
     def step_model(self) -> StepModel:
         """Learned from all steps that were completed, from deciding them to booking them."""
         return self._learner.model

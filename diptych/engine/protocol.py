@@ -184,6 +184,14 @@ class Engine(Protocol):
         ...
 
     @property
+    def prefill_age_s(self) -> float | None:
+        """How long it has been at the prompts that it has, s; below 0: it begins in so long.
+
+        None: it has none. As long as the step that runs, if that has prefill chunks.
+        """
+        ...
+
+    @property
     def step_model(self) -> StepModel:
         """How long its steps take, from one's decision to the next one's, as learned from them."""
         ...

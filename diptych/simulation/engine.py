@@ -71,6 +71,7 @@ class _Step(NamedTuple):
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
+    began_s: float
     took_s: float
 
 
@@ -173,6 +174,19 @@ class SimulatedEngine:
         return self._prefill_time.ratio
 
     @property
+    def prefill_began_s(self) -> float | None:
+        """When it began with the prompts that it has, or will; as a worker says how long ago."""
+        if not self.scheduler.num_pending_prefill_tokens:
+            return None
+        step, now_s = self._step, self._agenda.now_s
+        if step is None:
+            return now_s
+        work = work_of(step.plan)
+        if work.num_prefill_tokens:
+            return step.began_s
+        return max(now_s, step.began_s + self.model.decode.expected_s(work))
+
+    @property
     def num_listeners(self) -> int:
         """Sequences that somebody wants to hear of."""
         return len(self._listeners)
@@ -231,7 +245,7 @@ class SimulatedEngine:
 
     def _go(self, plan: StepPlan, took_s: float, end_s: float) -> None:
         self.busy_s += took_s
-        self._step = _Step(plan, self.scheduler.in_flight, took_s)
+        self._step = _Step(plan, self.scheduler.in_flight, end_s - took_s, took_s)
         self._due(end_s, self._end_step)
 
     def _due(self, at_s: float, happening: Callable[[], None]) -> None:
@@ -384,7 +398,7 @@ class SimulatedEngine:
             self.gaps.add(end_s - earlier_s, len(decoding))
         plan = self.scheduler.schedule(now_s=self._agenda.now_s)
         assert plan is not None, "they all decode"
-        self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0)), ends[-1])
+        self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0, 0.0)), ends[-1])
 
 
 def _token(seq: Sequence, chunk: Chunk) -> SampledToken | None:

@@ -167,6 +167,7 @@ class Journey:
             is_batch=request.request_class is RequestClass.BATCH,
             takes_spare_only=self._takes_spare_only(),
             may_refuse=request.may_refuse and not self._was_placed,
+            now_s=self._agenda.now_s,
         )
 
     def _takes_spare_only(self) -> bool:

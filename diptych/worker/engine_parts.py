@@ -111,6 +111,9 @@ class EngineParts:
         state.prefill_tokens_per_s = self.engine.prefill_tokens_per_s
         state.decode_step_s = self.engine.decode_step_s
         state.prefill_time_ratio = self.engine.prefill_time_ratio
+        age_s = self.engine.prefill_age_s
+        if age_s is not None:
+            state.prefill_age_s = age_s
         state.step_model.CopyFrom(self.engine.step_model.to_proto())
         state.max_batched_tokens = self.engine.max_batched_tokens
         state.num_pending_attention_pairs = load.work.num_attention_pairs

@@ -101,7 +101,7 @@ class PrefillMember:
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
                 engine=_engine(
-                    state,
+                    self.watch,
                     self.num_sent_tokens + self._num_beside_tokens,
                     self.num_computed_tokens,
                 ),
@@ -224,7 +224,7 @@ class DecodeMember:
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
                 engine=_engine(
-                    state,
+                    self.watch,
                     self.num_sent_tokens + self._num_leased_tokens,
                     0 if self.beside is None else self.beside.num_computed_tokens,
                 ),
@@ -257,10 +257,12 @@ def _place(state: worker_pb2.WorkerState) -> Place:
 
 
 def _engine(
-    state: worker_pb2.WorkerState, num_departed_tokens: int, num_computed_tokens: int = 0
+    watch: WorkerWatch, num_departed_tokens: int, num_computed_tokens: int = 0
 ) -> EngineView | None:
-    if not state.HasField("step_model"):
+    state = watch.state
+    if state is None or not state.HasField("step_model"):
         return None
+    has_age = state.HasField("prefill_age_s")
     return EngineView(
         model=StepModel.from_proto(state.step_model),
         max_batched_tokens=state.max_batched_tokens,
@@ -272,6 +274,7 @@ def _engine(
         ),
         num_departed_tokens=num_departed_tokens,
         num_computed_tokens=num_computed_tokens,
+        prefill_began_s=watch.heard_s - state.prefill_age_s if has_age else None,
     )
 
 

@@ -1,6 +1,7 @@
 """What one worker says about itself, as long as it says it."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Final
@@ -61,6 +62,7 @@ class WorkerWatch:
         dialer: Dialer,
         on_change: Callable[["WorkerWatch"], None],
         elsewhere: Callable[["WorkerWatch", str], str | None] = _nowhere_else,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``wish``: a role that its certificate has to name, where the cluster is locked.
 
@@ -69,6 +71,7 @@ class WorkerWatch:
         self.address = address
         self._peer = PeerChannel(dialer, address, _PEER_ROLES[wish])
         self.state: worker_pb2.WorkerState | None = None
+        self.heard_s = 0.0  # when it came, by the clock
         self._wrong = ""  # incarnation of a process at the address of no role that we know
         self._twin = ""  # incarnation of a process that is watched elsewhere
         self._is_foreign = False  # what is at the address has no Watch; it was said
@@ -78,6 +81,7 @@ class WorkerWatch:
         self._refusal = ""  # why no lock opened, as it was said last
         self._on_change = on_change
         self._elsewhere = elsewhere
+        self._clock = clock
 
     def expect(self, wish: worker_pb2.WorkerRole) -> None:
         """What the certificate has to name of whoever is met there next."""
@@ -164,6 +168,7 @@ class WorkerWatch:
         if self._is_twin(state.incarnation):
             return
         before, self.state = self.state, state
+        self.heard_s = self._clock()
         if before is None or before.incarnation != state.incarnation:
             logger.info(
                 "worker found",

@@ -48,7 +48,7 @@ class PrefillForecast(NamedTuple):
 
 
 def of_prefill(
-    view: PrefillView | DecodeView, prompt: StepWork, num_passed: int = 0
+    view: PrefillView | DecodeView, prompt: StepWork, now_s: float, num_passed: int = 0
 ) -> PrefillForecast | None:
     """What computing ``prompt`` takes there; None: the worker's steps are not known yet.
 
@@ -57,10 +57,15 @@ def of_prefill(
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return None
-    queued = _queued(engine, prompt, max(0, num_passed - _budget(engine)))
-    before_s, num_before = _steps_s(engine, queued)
-    total_s, num_steps = _steps_s(engine, queued.plus(prompt))
-    expected_s = max(total_s - _elapsed_s(engine, before_s, num_before), total_s - before_s)
+    num_told = _num_told(engine)
+    running = _running(engine, num_told, now_s)
+    queued = _queued(engine, num_told, prompt, max(0, num_passed - _budget(engine)))
+    behind = _part(queued, max(0, queued.num_prefill_tokens - running.num_tokens))
+    before_s, num_before = _steps_s(engine, behind)
+    total_s, num_steps = _steps_s(engine, behind.plus(prompt))
+    expected_s = running.left_s + total_s
+    if running.left_s < 0.0:  # all that was ahead may be over
+        expected_s = max(expected_s, _steps_s(engine, prompt)[0])
     first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio)
     return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
 
@@ -72,14 +77,18 @@ class Queue(NamedTuple):
     behind_s: float = 0.0  # what comes behind it
 
 
-def of_prompts(view: DecodeView) -> Queue:
+def of_prompts(view: DecodeView, now_s: float) -> Queue:
     """Those that it was given; none where that is not known."""
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return Queue()
-    all_s, num_steps = _steps_s(engine, _queued(engine, StepWork(), 0))
-    step_s = all_s / num_steps if num_steps and engine.work.num_prefill_tokens else 0.0
-    return Queue(step_s, all_s - step_s)
+    num_told = _num_told(engine)
+    running = _running(engine, num_told, now_s)
+    queued = _queued(engine, num_told, StepWork(), 0)
+    behind_s, _ = _steps_s(engine, _part(queued, queued.num_prefill_tokens - running.num_tokens))
+    if engine.prefill_began_s is None:
+        return Queue(running.step_s, behind_s)
+    return Queue(0.0, max(0.0, running.left_s + behind_s) if queued.num_prefill_tokens else 0.0)
 
 
 class DecodeForecast(NamedTuple):
@@ -128,8 +137,8 @@ def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
     """What computing ``work`` takes beside what decodes there, and in how many steps."""
     cost, said = engine.model.prefill, engine.work
     num_steps = math.ceil(work.num_prefill_tokens / _budget(engine))
-    each_s = cost.expected_s(StepWork(said.num_decode_rows, said.num_context_tokens), 0)
-    return cost.expected_s(work, num_steps) + num_steps * each_s, num_steps
+    beside_s = said.num_decode_rows * cost.row_s + said.num_context_tokens * cost.context_token_s
+    return cost.expected_s(work, num_steps) + num_steps * beside_s, num_steps
 
 
 def transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
@@ -141,28 +150,63 @@ def transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
     return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s
 
 
-def _queued(engine: EngineView, prompt: StepWork, num_passed: int) -> StepWork:
-    """Prompts ahead of ours: what the worker said, and what changed since, less what ours passes.
+class _Running(NamedTuple):
+    """The step that a worker is at."""
 
-    Of what was sent since, the lengths are taken to be ours.
+    num_tokens: int  # of prompts, that it computes
+    step_s: float  # what it takes, if it computes any
+    left_s: float  # of it, by expectation; below 0: steps behind it have been under way so long
+
+
+def _running(engine: EngineView, num_told: int, now_s: float) -> _Running:
+    """``num_told``: tokens of the prompts that it told of.
+
+    Who does not say how long it has been at them was half done with a step when it told. One
+    without prompts has its other half before it.
     """
-    said, since = engine.work, engine.num_departed_tokens
-    # What it had may have been computed in part when it told: no more is gone than it told of.
-    num_left = max(0, said.num_prefill_tokens - engine.num_computed_tokens)
-    pairs = said.num_attention_pairs * num_left / (said.num_prefill_tokens or 1)
-    pairs += since * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
-    num_ahead = max(0, num_left + since - num_passed)
-    pairs *= num_ahead / (num_left + since or 1)
-    return StepWork(num_prefill_tokens=num_ahead, num_attention_pairs=round(pairs))
+    said, began_s = engine.work, engine.prefill_began_s
+    if num_told:
+        num_tokens = min(_budget(engine), num_told)
+        step_s, _ = _steps_s(engine, _part(_prompts(said), num_tokens))
+        age_s = 0.5 * step_s if began_s is None else now_s - began_s
+        if age_s < 0.0:  # what comes until then is in it too
+            return _Running(0, 0.0, -age_s)
+        return _Running(num_tokens, step_s, step_s - age_s)
+    if said.num_decode_rows and engine.model.decode.is_known:
+        return _Running(0, 0.0, 0.5 * engine.model.decode.expected_s(said))
+    return _Running(0, 0.0, 0.0)
 
 
-def _elapsed_s(engine: EngineView, queued_s: float, num_queued: int) -> float:
-    """What is over, by expectation, of the step that runs; less than 0 if it is none of those.
+def _num_told(engine: EngineView) -> int:
+    """Tokens of the prompts that it told of, as far as they are to be counted.
 
-    A step was half done when it was told of. One without prompts has its other half before it.
+    Where it is known since when it has been at them, that tells what it has done. Else those of
+    ours are gone that we heard are computed; as what it had may have been computed in part when
+    it told, no more is gone than it told of.
     """
-    if engine.work.num_prefill_tokens and num_queued:
-        return 0.5 * queued_s / num_queued
-    if engine.work.num_decode_rows and engine.model.decode.is_known:
-        return -0.5 * engine.model.decode.expected_s(engine.work)
-    return 0.0
+    num_told = engine.work.num_prefill_tokens
+    if engine.prefill_began_s is not None:
+        return num_told
+    return max(0, num_told - engine.num_computed_tokens)
+
+
+def _queued(engine: EngineView, num_told: int, prompt: StepWork, num_passed: int) -> StepWork:
+    """Prompts ahead of ours: what the worker told of, and what was sent since, less what ours
+    passes. Of what was sent since, the lengths are taken to be ours.
+    """
+    since = engine.num_departed_tokens
+    pairs = _part(_prompts(engine.work), num_told).num_attention_pairs
+    pairs += round(since * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1))
+    ahead = StepWork(num_prefill_tokens=num_told + since, num_attention_pairs=pairs)
+    return _part(ahead, max(0, num_told + since - num_passed))
+
+
+def _prompts(work: StepWork) -> StepWork:
+    """Without what decodes."""
+    return StepWork(0, 0, work.num_prefill_tokens, work.num_attention_pairs)
+
+
+def _part(prompts: StepWork, num_tokens: int) -> StepWork:
+    """Of prompts, so many tokens."""
+    share = num_tokens / (prompts.num_prefill_tokens or 1)
+    return StepWork(0, 0, num_tokens, round(share * prompts.num_attention_pairs))

@@ -1,5 +1,7 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
+import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -68,7 +70,8 @@ _NUM_OTHERS = 4  # of workers of both roles, that have the other part
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
-_OVERHEAD_WEIGHT = 0.05  # of the latest first token
+_OVERHEAD_WEIGHT = 0.05  # of the latest first tokens
+_NUM_LATEST = 31
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
 _LEAST_RETRY_S = 0.25
 _MOST_RETRY_S = 30.0
@@ -141,6 +144,7 @@ class Predicted:
         self._chance = chance
         self._parting = Parting()
         self._overhead_s = 0.0
+        self._off_s = deque[float](maxlen=_NUM_LATEST)  # by how much first tokens came later
         self._trials = Trials()
         self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
@@ -249,7 +253,7 @@ class Predicted:
         holders = self._plain.holders(query)
         near = [view for view in views if view.worker.incarnation in holders and view not in fast]
         computed = [
-            of_prefill(idle(view), self._prompt(query, view.worker))
+            of_prefill(idle(view), self._prompt(query, view.worker), query.now_s)
             for view in [*fast, *near[:_NUM_HOLDERS]]
         ]
         soonest = [each.first_token.expected_s for each in computed if each is not None]
@@ -260,11 +264,15 @@ class Predicted:
         return min(max(late_s, _LEAST_RETRY_S), _MOST_RETRY_S) * (0.5 + self._chance())
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
-        """See :class:`router.placement.types.Policy`. What is far off moves it as a bound says."""
+        """See :class:`router.placement.types.Policy`.
+
+        What came between makes some first tokens much later, and says nothing of the rest.
+        """
         foretold_s = forecast.chosen.ttft_s
         self._trials.came()
-        off_s = max(-foretold_s, min(foretold_s, ttft_s - foretold_s))
-        self._overhead_s = max(0.0, self._overhead_s + _OVERHEAD_WEIGHT * off_s)
+        self._off_s.append(max(-foretold_s, min(foretold_s, ttft_s - foretold_s)))
+        more_s = _OVERHEAD_WEIGHT * statistics.median(self._off_s)
+        self._overhead_s = max(0.0, self._overhead_s + more_s)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. First tokens have taught it."""
@@ -291,7 +299,7 @@ class Predicted:
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
         computed = [
-            (view, of_prefill(view, self._prompt(query, view.worker), num_passed))
+            (view, of_prefill(view, self._prompt(query, view.worker), query.now_s, num_passed))
             for view in near_p
             for num_passed in (view.num_passed_by(query.payer),)
         ]
@@ -369,7 +377,7 @@ class Predicted:
         is_astray = view.worker in parts.computing
         kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
         against = _ASTRAY * is_astray
-        prompts = of_prompts(view)
+        prompts = of_prompts(view, query.now_s)
         return _Target(view, pace.after, num_missing, step_s, prompts, toll, against, kept_out)
 
     def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
@@ -405,7 +413,7 @@ class Predicted:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
         if not view.local_prefill or query.needs_prefill:
             return None
-        computed = of_prefill(view, self._prompt(query, view.worker))
+        computed = of_prefill(view, self._prompt(query, view.worker), query.now_s)
         if computed is None:
             return None
         first = computed.first_token.later(self._overhead_s)
@@ -497,4 +505,4 @@ def _is_plain(query: Query, snapshot: Snapshot) -> bool:
 
 def _aimless(query: Query) -> Query:
     """Without what passes from one moment to the next."""
-    return replace(query, objectives=NO_OBJECTIVES)
+    return replace(query, objectives=NO_OBJECTIVES, now_s=0.0)

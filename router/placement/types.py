@@ -39,6 +39,7 @@ class EngineView:
     work: StepWork  # that it has; a token for each sequence that decodes
     num_departed_tokens: int = 0  # of this router's prompts, that were sent since
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
+    prefill_began_s: float | None = None  # with the prompts of work, by our clock; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +261,7 @@ class Query:
     is_batch: bool = False  # nobody leaves for it
     takes_spare_only: bool = False  # and it takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
+    now_s: float = 0.0  # by the clock of the views
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""

@@ -151,6 +151,7 @@ class Dispatch:
             is_batch=self._request.claim.is_batch,
             objectives=self._terms.objectives(),
             num_output_tokens=self._terms.num_expected(query.num_max_tokens - query.num_tokens),
+            now_s=time.monotonic(),
         )
 
     def waits(self) -> None:

@@ -157,6 +157,33 @@ async def test_a_step_in_flight_is_due_until_it_ends() -> None:
         assert rig.engine.num_steps == 1
 
 
+async def test_it_says_how_long_it_has_been_at_its_prompts() -> None:
+    now_s = 50.0
+    rig = Rig(lambda updates: rig.runner.gate.clear(), clock=lambda: now_s)
+    cost = StepCost(fixed_s=0.25, num_steps=NUM_KNOWN_STEPS)
+    rig.engine._learner = Known(StepModel(cost, cost))
+    assert rig.engine.prefill_age_s is None
+    rig.runner.gate.clear()
+    async with rig.running():
+        rig.start(3, max_tokens=2, token_id=1)
+        assert rig.engine.prefill_age_s == 0.0
+        await until_set(rig.runner.began)
+        now_s += 3.0
+        assert rig.engine.prefill_age_s == 3.0
+        rig.runner.began.clear()
+        rig.runner.gate.set()
+        await until_set(rig.runner.began)
+        assert rig.engine.prefill_age_s is None, "what is in flight only decodes"
+        second = rig.start(3, max_tokens=1, token_id=2)
+        for waited_s, age_s in ((0.0, -0.25), (0.15, -0.1), (1.0, 0.0)):
+            now_s = 53.0 + waited_s
+            assert rig.engine.prefill_age_s == pytest.approx(age_s)
+        while second.num_output_tokens < 1:
+            rig.runner.gate.set()
+            await asyncio.sleep(0)
+    assert rig.engine.prefill_age_s is None
+
+
 async def test_no_step_is_due_while_nothing_can_run() -> None:
     rig = Rig()
     async with rig.running():

@@ -59,7 +59,10 @@ class Mirrored:
 
     def tell(self, address: str) -> None:
         """The worker says how it is."""
-        engine = self.engines[address]
+        engine, watch = self.engines[address], self.world.watch(address)
+        watch._clock = lambda: self.agenda.now_s
+        began_s = engine.prefill_began_s
+        age = {} if began_s is None else {"prefill_age_s": self.agenda.now_s - began_s}
         work, scheduler = engine.load(), engine.scheduler
         self.world.says(
             address,
@@ -80,6 +83,7 @@ class Mirrored:
             num_pending_attention_pairs=work.num_attention_pairs,
             num_decoding=work.num_decode_rows,
             num_context_tokens=work.num_context_tokens,
+            **age,
             **self._roles(address),
         )
         told, worker = Told(engine), WorkerId(address, f"{address}-1")
@@ -178,6 +182,8 @@ def test_views_are_those_of_the_real_members(mirrored: Mirrored) -> None:
     assert ours == theirs
     assert any(view.num_pending_tokens for view in ours.prefill)
     assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
+    engines = [view.engine for view in (*ours.prefill, *ours.decode) if view.engine]
+    assert any(engine.prefill_began_s is not None for engine in engines)
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "predicted"])

@@ -30,6 +30,7 @@ class OtherEngine:
     prefill_tokens_per_s = 100.0
     decode_step_s = 0.125
     prefill_time_ratio = 0.25
+    prefill_age_s: float | None = None
     max_batched_tokens = 64
     step_model = StepModel(decode=StepCost(0.03, 0.001, num_steps=40))
     last_step: StepRecord | None = None
@@ -119,6 +120,7 @@ def test_watch_tells_of_any_engine() -> None:
     assert (state.prefill_tokens_per_s, state.decode_step_s) == (100.0, 0.125)
     assert StepModel.from_proto(state.step_model) == OtherEngine.step_model
     assert state.prefill_time_ratio == 0.25
+    assert not state.HasField("prefill_age_s"), "it has no prompts"
     assert state.max_batched_tokens == 64
     assert (state.num_decoding, state.num_context_tokens) == (2, 30)
     assert state.num_pending_attention_pairs == 45

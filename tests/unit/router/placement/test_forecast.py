@@ -15,6 +15,7 @@ MODEL = StepModel(
 )
 IDLE = StepWork()
 PROMPT = StepWork.of_prompt(1000, 0)
+NOW_S = 100.0
 
 
 def prefill_view(engine: EngineView | None) -> PrefillView:
@@ -34,7 +35,11 @@ def decode_view(engine: EngineView | None, num_sequences: int = 0) -> DecodeView
 
 
 def engine(
-    work: StepWork = IDLE, since: int = 0, model: StepModel = MODEL, computed: int = 0
+    work: StepWork = IDLE,
+    since: int = 0,
+    model: StepModel = MODEL,
+    computed: int = 0,
+    began_s: float | None = None,
 ) -> EngineView:
     return EngineView(
         model=model,
@@ -42,17 +47,18 @@ def engine(
         work=work,
         num_departed_tokens=since,
         num_computed_tokens=computed,
+        prefill_began_s=began_s,
     )
 
 
 def first_token_s(view: EngineView) -> float:
-    forecast = of_prefill(prefill_view(view), PROMPT)
+    forecast = of_prefill(prefill_view(view), PROMPT, NOW_S)
     assert forecast is not None
     return forecast.first_token.expected_s
 
 
 def test_an_idle_worker_takes_the_steps_of_the_prompt() -> None:
-    forecast = of_prefill(prefill_view(engine()), PROMPT)
+    forecast = of_prefill(prefill_view(engine()), PROMPT, NOW_S)
     assert forecast is not None
     pairs = num_pairs(0, 1000)
     assert forecast.first_token.expected_s == pytest.approx(2 * 0.1 + 1.0 + pairs * 1e-7)
@@ -68,7 +74,7 @@ def test_a_queue_is_worked_off_first_and_half_of_its_step_is_over() -> None:
 
 def test_sequences_that_decode_are_in_every_step_and_take_of_its_budget() -> None:
     rows = StepWork(100, 20_000)
-    forecast = of_prefill(prefill_view(engine(rows)), PROMPT)
+    forecast = of_prefill(prefill_view(engine(rows)), PROMPT, NOW_S)
     assert forecast is not None
     assert forecast.num_own_steps == 3  # of 400 tokens
     steps_s = 3 * (0.1 + 100 * 0.002 + 20_000 * 0.00001) + 1.0 + num_pairs(0, 1000) * 1e-7
@@ -87,6 +93,49 @@ def test_what_was_sent_since_is_ahead_and_what_was_done_since_is_not() -> None:
     assert first_token_s(engine(since=1000, computed=1000)) == first_token_s(sent)
 
 
+def test_the_step_that_runs_is_not_ours_and_ends_when_it_has_taken_what_it_takes() -> None:
+    """A short prompt would fit into it, but it has begun."""
+    brief = StepWork.of_prompt(200, 0)
+    idle_s, step_s = soonest_s(engine(), brief), soonest_s(engine(), StepWork.of_prompt(300, 0))
+    queue = StepWork.of_prompt(300, 0)
+    for age_s in (0.0, 0.1, 0.3):
+        told = engine(queue, began_s=NOW_S - age_s)
+        assert soonest_s(told, brief) == pytest.approx(step_s - age_s + idle_s)
+    over = engine(queue, began_s=NOW_S - 60.0)
+    assert soonest_s(over, brief) == pytest.approx(idle_s)
+
+
+def test_what_comes_before_a_step_begins_is_in_it() -> None:
+    together = soonest_s(engine(), StepWork.of_prompt(500, 0)._replace(num_attention_pairs=65_150))
+    told = engine(StepWork.of_prompt(300, 0), began_s=NOW_S + 0.03)
+    pairs = num_pairs(0, 300) + num_pairs(0, 200)
+    expected_s = together + 0.03 + (pairs - 65_150) * 1e-7
+    assert soonest_s(told, StepWork.of_prompt(200, 0)) == pytest.approx(expected_s)
+
+
+def test_a_queue_goes_on_while_nothing_is_heard_of_it() -> None:
+    """What is heard of prompts that are done says no more than the time that has passed."""
+    queue = StepWork.of_prompt(2000, 0)
+    begun_s = soonest_s(engine(queue, began_s=NOW_S), PROMPT)
+    for age_s in (0.3, 1.0):
+        for computed in (0, 500):
+            told = engine(queue, computed=computed, began_s=NOW_S - age_s)
+            assert soonest_s(told, PROMPT) == pytest.approx(begun_s - age_s)
+
+
+def test_of_prompts_that_a_decode_worker_is_at_less_is_left_with_time() -> None:
+    all_s = 2 * 0.1 + 1.0 + num_pairs(0, 1000) * 1e-7
+    for age_s, left_s in ((-0.05, all_s + 0.05), (0.2, all_s - 0.2), (60.0, 0.0)):
+        told = of_prompts(decode_view(engine(PROMPT, began_s=NOW_S - age_s)), NOW_S)
+        assert tuple(told) == pytest.approx((0.0, left_s))
+
+
+def soonest_s(view: EngineView, prompt: StepWork) -> float:
+    forecast = of_prefill(prefill_view(view), prompt, NOW_S)
+    assert forecast is not None
+    return forecast.first_token.expected_s
+
+
 def test_tokens_come_further_apart_with_a_sequence_more() -> None:
     """One of three does not run yet: it is taken to be as long as ours."""
     forecast = of_decode(decode_view(engine(StepWork(2, 300)), num_sequences=3), 1000)
@@ -100,8 +149,8 @@ def test_tokens_come_further_apart_with_a_sequence_more() -> None:
 def test_nothing_is_foretold_of_steps_that_are_not_known() -> None:
     cold = engine(model=StepModel(MODEL.decode._replace(num_steps=1), MODEL.prefill))
     assert of_decode(decode_view(cold), 10) is None
-    assert of_prefill(decode_view(cold), PROMPT) is not None
-    assert of_prefill(prefill_view(None), PROMPT) is None
+    assert of_prefill(decode_view(cold), PROMPT, NOW_S) is not None
+    assert of_prefill(prefill_view(None), PROMPT, NOW_S) is None
     assert of_decode(decode_view(None), 10) is None
 
 
@@ -127,12 +176,12 @@ def test_who_computes_prompts_much_of_its_time_makes_tokens_as_much_slower() -> 
 def test_prompts_that_a_decode_worker_was_given() -> None:
     """Of those that it told of some part of a step is over; what was sent since is all there."""
     all_s = 2 * 0.1 + 1.0 + num_pairs(0, 1000) * 1e-7
-    told = of_prompts(decode_view(engine(PROMPT)))
+    told = of_prompts(decode_view(engine(PROMPT)), NOW_S)
     assert tuple(told) == pytest.approx((all_s / 2, all_s / 2))
-    sent = of_prompts(decode_view(engine(since=400)))
+    sent = of_prompts(decode_view(engine(since=400)), NOW_S)
     assert tuple(sent) == pytest.approx((0.0, 0.1 + 0.4))
     for nothing in (None, engine(), engine(PROMPT, model=StepModel())):
-        assert of_prompts(decode_view(nothing)) == Queue()
+        assert of_prompts(decode_view(nothing), NOW_S) == Queue()
 
 
 def tokens_s(view: DecodeView) -> list[float]:
@@ -144,10 +193,10 @@ def tokens_s(view: DecodeView) -> list[float]:
 def test_a_payers_first_prompt_waits_for_no_more_than_a_step_of_others() -> None:
     """What this router sent of others' waits for its turn; what other routers sent is ahead."""
     queue = prefill_view(engine(StepWork(num_prefill_tokens=4000)))
-    behind_all, passing = (of_prefill(queue, PROMPT, behind) for behind in (0, 4000))
-    one_step = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=500))), PROMPT)
-    part = of_prefill(queue, PROMPT, 2000 + 500)
-    half = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=2000))), PROMPT)
+    behind_all, passing = (of_prefill(queue, PROMPT, NOW_S, behind) for behind in (0, 4000))
+    one_step = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=500))), PROMPT, NOW_S)
+    part = of_prefill(queue, PROMPT, NOW_S, 2000 + 500)
+    half = of_prefill(prefill_view(engine(StepWork(num_prefill_tokens=2000))), PROMPT, NOW_S)
     assert behind_all is not None
     assert passing is not None
     assert one_step is not None

@@ -191,10 +191,10 @@ def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
     rolled: list[WorkerId] = []
 
     def counted(
-        view: PrefillView | DecodeView, prompt: StepWork, num_passed: int = 0
+        view: PrefillView | DecodeView, prompt: StepWork, now_s: float, num_passed: int = 0
     ) -> PrefillForecast | None:
         rolled.append(view.worker)
-        return of_prefill(view, prompt, num_passed)
+        return of_prefill(view, prompt, now_s, num_passed)
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (view_d(D1, 20),))

@@ -329,10 +329,10 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
     rolled: list[WorkerId] = []
 
     def counted(
-        view: PrefillView | DecodeView, prompt: StepWork, num_passed: int = 0
+        view: PrefillView | DecodeView, prompt: StepWork, now_s: float, num_passed: int = 0
     ) -> PrefillForecast | None:
         rolled.append(view.worker)
-        return of_prefill(view, prompt, num_passed)
+        return of_prefill(view, prompt, now_s, num_passed)
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     counts = []

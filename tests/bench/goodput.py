@@ -60,6 +60,7 @@ APART, TOGETHER, BOTH = "prefill budget", "budget", "soft budget"
 ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft"}  # in the map
 PREDICTED = "predicted"
 UNLOADED = ("unloaded",)
+_FORETOLD = 'diptych_router_ttft_foretold_ratio_bucket{le="'
 Multiples = tuple[float, float]  # of the unloaded medians of TTFT and TPOT
 
 
@@ -258,9 +259,29 @@ async def measure(
     if point.multiples is not None:
         ttft, tpot = point.multiples
         wanted = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
+    before = foretold(cluster)
     outcomes, shares = await offer(cluster, work, point, duration_s, wanted)
     await cluster.wait_baseline(within_s=30.0)
-    return {"outcomes": outcomes, "cpu": shares}
+    run: dict[str, Any] = {"outcomes": outcomes, "cpu": shares}
+    if point.multiples is not None:
+        run["foretold"] = {le: num - before.get(le, 0.0) for le, num in foretold(cluster).items()}
+    return run
+
+
+def foretold(cluster: Cluster) -> dict[str, float]:
+    """First tokens so far, by what they took at the most of what was foretold."""
+    samples = cluster.router.metrics().items()
+    return {key[len(_FORETOLD) : -2]: num for key, num in samples if key.startswith(_FORETOLD)}
+
+
+def told_right(done: MeasuredCells, kind: str) -> str:
+    """How many of one kind of deployment's took what was foretold, within 12 %."""
+    of_kind = [cell["foretold"] for cell in done if cell["key"][0] == kind and "foretold" in cell]
+    num_right, num_all = (
+        sum(run.get(until, 0.0) - run.get(over, 0.0) for run in of_kind)
+        for until, over in (("1.12", "0.88"), ("+Inf", ""))
+    )
+    return f"{num_right / max(1.0, num_all):.2f} of {num_all:.0f}"
 
 
 def runs(done: MeasuredCells) -> list[dict[str, Any]]:
@@ -389,6 +410,8 @@ def main() -> None:
     finally:
         if UNLOADED in done:
             print(table(cells(runs(done), unit_of(done), options.duration)))  # noqa: T201
+            for kind, told in ADMITTED.items():
+                print(f"{told}: first tokens as foretold, by 12 %: {told_right(done, kind)}")  # noqa: T201
 
 
 def common(options: argparse.Namespace) -> dict[str, Any]:

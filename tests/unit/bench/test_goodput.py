@@ -27,6 +27,7 @@ from tests.bench.goodput import (
     one,
     runs,
     table,
+    told_right,
 )
 from tests.bench.measured_cells import MeasuredCells
 from tests.bench.slo import Lengths
@@ -137,6 +138,18 @@ def test_runs_of_a_file_become_the_map_with_the_peak_of_each_objective(tmp_path:
     assert lines[0].endswith("soft, admitted")
     assert lines[2].split()[-1] == "3.00"
     assert lines[-1].split()[-1] == "-"
+
+
+def test_of_runs_with_admission_it_is_counted_what_came_as_foretold(tmp_path: Path) -> None:
+    done = MeasuredCells(tmp_path / "goodput.json", {})
+    for seed in (11, 12):
+        foretold = {"0.8": 1.0, "0.88": 2.0, "1.0": 5.0, "1.12": 8.0, "+Inf": 10.0}
+        point = Point(1.0, seed, (3.0, 2.0))
+        cell = {"outcomes": [], "cpu": {}, "foretold": foretold}
+        done.add(Deployment(BOTH, 512, PREDICTED).key + point.key, cell)
+    done.add(Deployment(BOTH, 512).key + Point(1.0, 11).key, {"outcomes": [], "cpu": {}})
+    assert told_right(done, BOTH) == "0.60 of 20"
+    assert told_right(done, APART) == "0.00 of 0"
 
 
 UNIT = Objective(1.0, 1.0)

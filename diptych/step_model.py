@@ -4,6 +4,7 @@ Learned by a worker from its own steps (:mod:`diptych.engine.scheduling.step_lea
 Watch, and used by routers to look ahead.
 """
 
+import math
 from typing import NamedTuple
 
 from diptych.v1 import worker_pb2
@@ -99,4 +100,6 @@ def num_pairs(start: int, end: int) -> int:
 
 
 def _cost(told: worker_pb2.StepCost) -> StepCost:
-    return StepCost(*(getattr(told, name) for name in StepCost._fields))
+    """What is no time at all is not known."""
+    cost = StepCost(*(getattr(told, name) for name in StepCost._fields))
+    return cost if all(math.isfinite(each) and each >= 0.0 for each in cost) else StepCost()

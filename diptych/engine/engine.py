@@ -232,11 +232,13 @@ class StepEngine:
             return None
         if not self._steps:
             return 0.0
-        step = self._steps[0]
+        step, *behind = self._steps
         age_s = self._clock() - max(step.started_s, self._booked_s)
         work = work_of(step.plan)
         if work.num_prefill_tokens:
             return age_s
+        if any(work_of(each.plan).num_prefill_tokens for each in behind):
+            return 0.0  # what comes now is not in it
         return min(0.0, age_s - self._learner.model.decode.expected_s(work))
 
     @property

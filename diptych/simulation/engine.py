@@ -174,17 +174,22 @@ class SimulatedEngine:
         return self._prefill_time.ratio
 
     @property
-    def prefill_began_s(self) -> float | None:
-        """When it began with the prompts that it has, or will; as a worker says how long ago."""
+    def now_s(self) -> float:
+        """By its clock."""
+        return self._agenda.now_s
+
+    @property
+    def prefill_age_s(self) -> float | None:
+        """As a worker says how long it has been at the prompts that it has."""
         if not self.scheduler.num_pending_prefill_tokens:
             return None
-        step, now_s = self._step, self._agenda.now_s
+        step = self._step
         if step is None:
-            return now_s
-        work = work_of(step.plan)
+            return 0.0
+        age_s, work = self.now_s - step.began_s, work_of(step.plan)
         if work.num_prefill_tokens:
-            return step.began_s
-        return max(now_s, step.began_s + self.model.decode.expected_s(work))
+            return age_s
+        return min(0.0, age_s - self.told_model.decode.expected_s(work))
 
     @property
     def num_listeners(self) -> int:

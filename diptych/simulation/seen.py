@@ -29,7 +29,7 @@ class Told:
         self.giving_way = engine.scheduler.giving_way()
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.prefill_time_ratio = engine.prefill_time_ratio
-        self.prefill_began_s = engine.prefill_began_s
+        self.prefill_age_s, self.at_s = engine.prefill_age_s, engine.now_s
         self.model = engine.told_model
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
@@ -43,7 +43,8 @@ class Told:
             work=self.work,
             num_departed_tokens=num_departed_tokens,
             num_computed_tokens=num_computed_tokens,
-            prefill_began_s=self.prefill_began_s,
+            prefill_age_s=self.prefill_age_s,
+            heard_s=self.at_s,
         )
 
 

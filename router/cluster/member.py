@@ -1,5 +1,6 @@
 """What placement sees of one worker: a view, made anew only when something of it changed."""
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -262,7 +263,6 @@ def _engine(
     state = watch.state
     if state is None or not state.HasField("step_model"):
         return None
-    has_age = state.HasField("prefill_age_s")
     return EngineView(
         model=StepModel.from_proto(state.step_model),
         max_batched_tokens=state.max_batched_tokens,
@@ -274,8 +274,14 @@ def _engine(
         ),
         num_departed_tokens=num_departed_tokens,
         num_computed_tokens=num_computed_tokens,
-        prefill_began_s=watch.heard_s - state.prefill_age_s if has_age else None,
+        prefill_age_s=_prefill_age_s(state),
+        heard_s=watch.heard_s,
     )
+
+
+def _prefill_age_s(state: worker_pb2.WorkerState) -> float | None:
+    age_s = state.prefill_age_s
+    return age_s if state.HasField("prefill_age_s") and math.isfinite(age_s) else None
 
 
 def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:

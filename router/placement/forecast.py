@@ -15,6 +15,7 @@ from router.placement.types import DecodeView, EngineView, PrefillView
 
 _NINE_OF_TEN = 1.2816  # standard deviations
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
+_LONGEST_SILENCE_S = 1.0  # between two messages of a worker
 
 
 class Span(NamedTuple):
@@ -57,15 +58,23 @@ def of_prefill(
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return None
-    num_told = _num_told(engine)
-    running = _running(engine, num_told, now_s)
-    queued = _queued(engine, num_told, prompt, max(0, num_passed - _budget(engine)))
-    behind = _part(queued, max(0, queued.num_prefill_tokens - running.num_tokens))
+    running = _running(engine, now_s)
+    left_s, since = running.left_s, _sent_since(engine, prompt)
+    num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
+    num_passed = max(0, num_passed - _budget(engine))
+    queued = _part(_prompts(engine.work), num_ahead).plus(since)
+    behind = _part(queued, max(0, queued.num_prefill_tokens - num_passed - running.num_tokens))
+    if num_passed and left_s < 0.0 < running.step_s:
+        left_s %= running.step_s  # the one that runs is another of those that it passes
     before_s, num_before = _steps_s(engine, behind)
     total_s, num_steps = _steps_s(engine, behind.plus(prompt))
-    expected_s = running.left_s + total_s
-    if running.left_s < 0.0:  # all that was ahead may be over
-        expected_s = max(expected_s, _steps_s(engine, prompt)[0])
+    expected_s = left_s + total_s
+    if left_s < 0.0:  # all that it told of may be over, but not what was sent since
+        expected_s = max(expected_s, _steps_s(engine, since.plus(prompt))[0])
+    if running.is_timed and engine.num_computed_tokens:
+        # Some of ours are gone, and not all that are were computed.
+        left = _part(_prompts(engine.work), running.num_told)
+        expected_s = min(expected_s, _steps_s(engine, left.plus(since).plus(prompt))[0])
     first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio)
     return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
 
@@ -74,7 +83,7 @@ class Queue(NamedTuple):
     """Prompts that wait on a worker, and the step that computes some. Seconds."""
 
     step_s: float = 0.0  # that runs; as much of it may be over as not
-    behind_s: float = 0.0  # what comes behind it
+    behind_s: float = 0.0  # what comes behind it; where it is known, what is left of it, too
 
 
 def of_prompts(view: DecodeView, now_s: float) -> Queue:
@@ -82,13 +91,13 @@ def of_prompts(view: DecodeView, now_s: float) -> Queue:
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return Queue()
-    num_told = _num_told(engine)
-    running = _running(engine, num_told, now_s)
-    queued = _queued(engine, num_told, StepWork(), 0)
+    running, since = _running(engine, now_s), _sent_since(engine, StepWork())
+    num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
+    queued = _part(_prompts(engine.work), num_ahead).plus(since)
     behind_s, _ = _steps_s(engine, _part(queued, queued.num_prefill_tokens - running.num_tokens))
-    if engine.prefill_began_s is None:
+    if not running.is_timed:
         return Queue(running.step_s, behind_s)
-    return Queue(0.0, max(0.0, running.left_s + behind_s) if queued.num_prefill_tokens else 0.0)
+    return Queue(0.0, max(running.left_s + behind_s, _steps_s(engine, since)[0]))
 
 
 class DecodeForecast(NamedTuple):
@@ -153,52 +162,45 @@ def transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
 class _Running(NamedTuple):
     """The step that a worker is at."""
 
-    num_tokens: int  # of prompts, that it computes
-    step_s: float  # what it takes, if it computes any
-    left_s: float  # of it, by expectation; below 0: steps behind it have been under way so long
+    num_told: int  # tokens of the prompts that it told of, less those of which we heard since
+    is_timed: bool  # it said how long it had been at them
+    num_tokens: int = 0  # of prompts, that the step computes
+    step_s: float = 0.0  # what it takes, if it computes any
+    left_s: float = 0.0  # of it, by expectation; below 0: steps behind it have begun so long ago
 
 
-def _running(engine: EngineView, num_told: int, now_s: float) -> _Running:
-    """``num_told``: tokens of the prompts that it told of.
+def _running(engine: EngineView, now_s: float) -> _Running:
+    """By what it said, and the time since.
 
-    Who does not say how long it has been at them was half done with a step when it told. One
-    without prompts has its other half before it.
+    Who does not say how long it has been at its prompts was half done with a step when it told. A
+    step without prompts has its other half before it. One that takes longer than is known of them
+    is about to end; what comes behind it may have begun since the worker told, no sooner.
     """
-    said, began_s = engine.work, engine.prefill_began_s
-    if num_told:
-        num_tokens = min(_budget(engine), num_told)
+    said = engine.work
+    num_told = max(0, said.num_prefill_tokens - engine.num_computed_tokens)
+    is_timed = engine.prefill_age_s is not None and said.num_prefill_tokens > 0
+    num_running = said.num_prefill_tokens if is_timed else num_told
+    if num_running:
+        num_tokens = min(_budget(engine), num_running)
         step_s, _ = _steps_s(engine, _part(_prompts(said), num_tokens))
-        age_s = 0.5 * step_s if began_s is None else now_s - began_s
-        if age_s < 0.0:  # what comes until then is in it too
-            return _Running(0, 0.0, -age_s)
-        return _Running(num_tokens, step_s, step_s - age_s)
+        if engine.prefill_age_s is None:
+            return _Running(num_told, False, num_tokens, step_s, 0.5 * step_s)
+        since_s = min(max(0.0, now_s - engine.heard_s), _LONGEST_SILENCE_S)
+        if since_s + engine.prefill_age_s < 0.0:  # what comes until then is in it too
+            return _Running(num_told, True, left_s=-engine.prefill_age_s - since_s)
+        left_s = max(0.0, step_s - max(0.0, engine.prefill_age_s))
+        since_s += min(0.0, engine.prefill_age_s)
+        return _Running(num_told, True, num_tokens, step_s, left_s - since_s)
     if said.num_decode_rows and engine.model.decode.is_known:
-        return _Running(0, 0.0, 0.5 * engine.model.decode.expected_s(said))
-    return _Running(0, 0.0, 0.0)
+        return _Running(num_told, False, left_s=0.5 * engine.model.decode.expected_s(said))
+    return _Running(num_told, False)
 
 
-def _num_told(engine: EngineView) -> int:
-    """Tokens of the prompts that it told of, as far as they are to be counted.
-
-    Where it is known since when it has been at them, that tells what it has done. Else those of
-    ours are gone that we heard are computed; as what it had may have been computed in part when
-    it told, no more is gone than it told of.
-    """
-    num_told = engine.work.num_prefill_tokens
-    if engine.prefill_began_s is not None:
-        return num_told
-    return max(0, num_told - engine.num_computed_tokens)
-
-
-def _queued(engine: EngineView, num_told: int, prompt: StepWork, num_passed: int) -> StepWork:
-    """Prompts ahead of ours: what the worker told of, and what was sent since, less what ours
-    passes. Of what was sent since, the lengths are taken to be ours.
-    """
-    since = engine.num_departed_tokens
-    pairs = _part(_prompts(engine.work), num_told).num_attention_pairs
-    pairs += round(since * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1))
-    ahead = StepWork(num_prefill_tokens=num_told + since, num_attention_pairs=pairs)
-    return _part(ahead, max(0, num_told + since - num_passed))
+def _sent_since(engine: EngineView, prompt: StepWork) -> StepWork:
+    """Of what this router sent since the worker told, the lengths are taken to be ours."""
+    num_tokens = engine.num_departed_tokens
+    pairs = num_tokens * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
+    return StepWork(0, 0, num_tokens, round(pairs))
 
 
 def _prompts(work: StepWork) -> StepWork:

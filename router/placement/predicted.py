@@ -70,8 +70,7 @@ _NUM_OTHERS = 4  # of workers of both roles, that have the other part
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
-_OVERHEAD_WEIGHT = 0.05  # of the latest first tokens
-_NUM_LATEST = 31
+_NUM_LATEST = 31  # first tokens, whose median says what they take beside steps
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
 _LEAST_RETRY_S = 0.25
 _MOST_RETRY_S = 30.0
@@ -144,7 +143,8 @@ class Predicted:
         self._chance = chance
         self._parting = Parting()
         self._overhead_s = 0.0
-        self._off_s = deque[float](maxlen=_NUM_LATEST)  # by how much first tokens came later
+        # Of the latest first tokens, what they took beside steps; none yet.
+        self._beside_s = deque([0.0] * _NUM_LATEST, _NUM_LATEST)
         self._trials = Trials()
         self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
@@ -189,7 +189,8 @@ class Predicted:
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
-        forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
+        told = tuple(candidate for _, candidate in best)
+        forecast = Forecast(chosen, told, self._overhead_s)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         return DecodeOnly(chosen.decode, Why.CHOICE, query.num_tokens - num_missing, forecast)
@@ -268,11 +269,9 @@ class Predicted:
 
         What came between makes some first tokens much later, and says nothing of the rest.
         """
-        foretold_s = forecast.chosen.ttft_s
         self._trials.came()
-        self._off_s.append(max(-foretold_s, min(foretold_s, ttft_s - foretold_s)))
-        more_s = _OVERHEAD_WEIGHT * statistics.median(self._off_s)
-        self._overhead_s = max(0.0, self._overhead_s + more_s)
+        self._beside_s.append(ttft_s - (forecast.chosen.ttft_s - forecast.overhead_s))
+        self._overhead_s = max(0.0, statistics.median(self._beside_s))
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. First tokens have taught it."""

@@ -39,7 +39,8 @@ class EngineView:
     work: StepWork  # that it has; a token for each sequence that decodes
     num_departed_tokens: int = 0  # of this router's prompts, that were sent since
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
-    prefill_began_s: float | None = None  # with the prompts of work, by our clock; None: unknown
+    prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
+    heard_s: float = 0.0  # when it told, by our clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +316,7 @@ class Forecast:
 
     chosen: Outlook
     candidates: tuple[Outlook, ...]  # the best, in order; the chosen one is the first
+    overhead_s: float = 0.0  # of the first tokens, what was added to steps
 
 
 @dataclass(frozen=True, slots=True)

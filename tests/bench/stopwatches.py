@@ -99,7 +99,7 @@ def parts_timed(decoder: Decoder) -> Iterator[Parts]:
     parts = Parts()
     with ExitStack() as stack:
         for owner in {type(linear) for linear in decoder.weights.linears}:
-            for name in {"__call__", "gated"} & set(dir(owner)):
+            for name in {"__call__", "gated"} & set(vars(owner)):
                 stack.enter_context(parts.linears.on(owner, name))
         stack.enter_context(parts.kv_write.on(KVAccess, "write"))
         stack.enter_context(parts.kv_write.on(KVWriter, "__call__"))

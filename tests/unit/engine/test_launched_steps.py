@@ -87,6 +87,27 @@ async def test_each_step_is_launched_before_the_one_in_flight_is_waited_for() ->
     assert rig.engine.step_model.decode.num_steps == 3
 
 
+async def test_prompts_in_a_step_that_is_launched_have_begun() -> None:
+    """Behind one that only decodes: what comes now is in neither."""
+    rig = Rig()
+    rig.engine.subscribe(lambda updates: rig.device.gate.clear())
+    async with rig.running():
+        first = rig.start(3, max_tokens=9, token_id=1)
+        while first.num_output_tokens < 2:
+            rig.device.gate.set()
+            await asyncio.sleep(0.001)
+        rig.device.waiting.clear()
+        second = rig.start(3, max_tokens=1, token_id=2)
+        assert (rig.engine.prefill_age_s or 1.0) < 0.0
+        rig.device.gate.set()
+        await rig.until_waiting()
+        assert rig.engine.prefill_age_s == 0.0
+        while first.num_output_tokens < 9:
+            rig.device.gate.set()
+            await asyncio.sleep(0.001)
+        assert second.num_output_tokens == 1
+
+
 async def test_a_launch_that_fails_ends_its_sequences_after_the_step_in_flight() -> None:
     rig = Rig()
     rig.device.broken["launch 1"] = RuntimeError("broken")

@@ -10,6 +10,7 @@ from diptych.engine.backends.cpu.kernels.scratch import Scratch, group_of
 @pytest.mark.parametrize("num_panels", [1, 5, 18, 64, 1536])
 def test_threads_take_panels_alike(num_panels: int, most: int, num_threads: int) -> None:
     num_groups = Scratch(num_threads).num_groups(num_panels, most)
+    assert num_groups % num_threads == 0 or num_groups == num_panels
     taken, before = [0] * num_threads, 0
     for group in range(num_groups):
         first, end = group_of(num_panels, num_groups, group)

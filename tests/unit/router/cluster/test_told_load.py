@@ -1,6 +1,8 @@
 """What placement sees of workers' load: what they told, and what was sent since."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -165,11 +167,16 @@ async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_s
         "num_pending_attention_pairs": 900,
         "num_decoding": 2,
         "num_context_tokens": 50,
+        "prefill_age_s": 0.25,
     }
-    said = EngineView(model=model, max_batched_tokens=512, work=StepWork(2, 50, 70, 900))
-    for _ in range(2):
-        world.says("p0:1", **load)
-        world.says("d0:1", **load)
+    work = StepWork(2, 50, 70, 900)
+    for now_s in (100.0, 101.0):
+        for address in ("p0:1", "d0:1"):
+            world.watch(address)._clock = partial(float, now_s)
+            world.says(address, **load)
+        said = EngineView(
+            model=model, max_batched_tokens=512, work=work, prefill_age_s=0.25, heard_s=now_s
+        )
         snapshot = world.cluster.snapshot()
         assert (snapshot.prefill[0].engine, snapshot.decode[0].engine) == (said, said)
         prefill, decode = snapshot.prefill[0].worker, snapshot.decode[0].worker
@@ -181,6 +188,21 @@ async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_s
         snapshot = world.cluster.snapshot()
         assert snapshot.prefill[0].engine == replace(said, num_departed_tokens=30)
         assert snapshot.decode[0].engine == replace(said, num_departed_tokens=20)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+async def test_what_is_no_time_is_not_known(wrong: float) -> None:
+    world = World(prefill=1, decode=1)
+    costs = StepModel(StepCost(0.04, num_steps=30), StepCost(0.1, num_steps=30))
+    world.says("p0:1", step_model=costs.to_proto(), prefill_age_s=wrong)
+    engine = world.cluster.snapshot().prefill[0].engine
+    assert engine is not None
+    assert (engine.prefill_age_s, engine.model) == (None, costs)
+    broken = costs._replace(prefill=StepCost(0.1, wrong, num_steps=30))
+    world.says("p0:1", step_model=broken.to_proto())
+    engine = world.cluster.snapshot().prefill[0].engine
+    assert engine is not None
+    assert engine.model == costs._replace(prefill=StepCost())
 
 
 async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() -> None:

@@ -39,7 +39,8 @@ def engine(
     since: int = 0,
     model: StepModel = MODEL,
     computed: int = 0,
-    began_s: float | None = None,
+    age_s: float | None = None,
+    since_s: float = 0.0,
 ) -> EngineView:
     return EngineView(
         model=model,
@@ -47,7 +48,8 @@ def engine(
         work=work,
         num_departed_tokens=since,
         num_computed_tokens=computed,
-        prefill_began_s=began_s,
+        prefill_age_s=age_s,
+        heard_s=NOW_S - since_s,
     )
 
 
@@ -95,39 +97,73 @@ def test_what_was_sent_since_is_ahead_and_what_was_done_since_is_not() -> None:
 
 def test_the_step_that_runs_is_not_ours_and_ends_when_it_has_taken_what_it_takes() -> None:
     """A short prompt would fit into it, but it has begun."""
-    brief = StepWork.of_prompt(200, 0)
-    idle_s, step_s = soonest_s(engine(), brief), soonest_s(engine(), StepWork.of_prompt(300, 0))
-    queue = StepWork.of_prompt(300, 0)
-    for age_s in (0.0, 0.1, 0.3):
-        told = engine(queue, began_s=NOW_S - age_s)
-        assert soonest_s(told, brief) == pytest.approx(step_s - age_s + idle_s)
-    over = engine(queue, began_s=NOW_S - 60.0)
-    assert soonest_s(over, brief) == pytest.approx(idle_s)
+    brief, queue = StepWork.of_prompt(200, 0), StepWork.of_prompt(300, 0)
+    idle_s, step_s = soonest_s(engine(), brief), soonest_s(engine(), queue)
+    for age_s, since_s in ((0.0, 0.0), (0.1, 0.0), (0.1, 0.2), (-0.1, 0.15)):
+        told = engine(queue, age_s=age_s, since_s=since_s)
+        assert soonest_s(told, brief) == pytest.approx(step_s - age_s - since_s + idle_s)
+    assert soonest_s(engine(queue, age_s=0.3, since_s=0.9), brief) == pytest.approx(idle_s)
+
+
+def test_a_step_that_takes_too_long_says_nothing_of_what_is_behind_it() -> None:
+    """It may hang: nothing that waits has begun."""
+    queue = StepWork.of_prompt(2000, 0)
+    behind_s = soonest_s(engine(StepWork.of_prompt(1500, 0), age_s=0.0), PROMPT)
+    assert soonest_s(engine(queue, age_s=60.0), PROMPT) >= behind_s
+    sent = engine(StepWork.of_prompt(300, 0), 2000, age_s=60.0, since_s=60.0)
+    assert soonest_s(sent, PROMPT) == pytest.approx(soonest_s(engine(since=2000), PROMPT))
+    long_ago, heard = (soonest_s(engine(queue, age_s=0.0, since_s=s), PROMPT) for s in (60.0, 1.0))
+    assert long_ago == heard, "who says nothing is not idle"
 
 
 def test_what_comes_before_a_step_begins_is_in_it() -> None:
     together = soonest_s(engine(), StepWork.of_prompt(500, 0)._replace(num_attention_pairs=65_150))
-    told = engine(StepWork.of_prompt(300, 0), began_s=NOW_S + 0.03)
     pairs = num_pairs(0, 300) + num_pairs(0, 200)
-    expected_s = together + 0.03 + (pairs - 65_150) * 1e-7
-    assert soonest_s(told, StepWork.of_prompt(200, 0)) == pytest.approx(expected_s)
+    for age_s, since_s in ((-0.03, 0.0), (-0.05, 0.02)):
+        told = engine(StepWork.of_prompt(300, 0), age_s=age_s, since_s=since_s)
+        expected_s = together + 0.03 + (pairs - 65_150) * 1e-7
+        assert soonest_s(told, StepWork.of_prompt(200, 0)) == pytest.approx(expected_s)
 
 
 def test_a_queue_goes_on_while_nothing_is_heard_of_it() -> None:
     """What is heard of prompts that are done says no more than the time that has passed."""
     queue = StepWork.of_prompt(2000, 0)
-    begun_s = soonest_s(engine(queue, began_s=NOW_S), PROMPT)
-    for age_s in (0.3, 1.0):
-        for computed in (0, 500):
-            told = engine(queue, computed=computed, began_s=NOW_S - age_s)
-            assert soonest_s(told, PROMPT) == pytest.approx(begun_s - age_s)
+    begun_s = soonest_s(engine(queue, age_s=0.0), PROMPT)
+    for since_s in (0.3, 0.9):
+        for computed in (0, 100):
+            told = engine(queue, computed=computed, age_s=0.0, since_s=since_s)
+            assert soonest_s(told, PROMPT) == pytest.approx(begun_s - since_s)
+
+
+def test_prompts_that_were_given_up_are_not_waited_for() -> None:
+    """All that it told of are gone, which no time explains."""
+    queue = StepWork.of_prompt(4000, 0)
+    told = engine(queue, computed=4000, age_s=0.1)
+    assert soonest_s(told, PROMPT) == pytest.approx(soonest_s(engine(), PROMPT))
+
+
+def test_who_passes_others_waits_for_the_step_of_theirs_that_runs() -> None:
+    queue = prefill_view(engine(StepWork.of_prompt(4000, 0), age_s=0.0, since_s=0.9))
+    idle_s = soonest_s(engine(), PROMPT)
+    forecast = of_prefill(queue, PROMPT, NOW_S, 4000)
+    assert forecast is not None
+    assert idle_s < forecast.first_token.expected_s < idle_s + 0.8
+
+
+def test_more_passed_than_waits_is_no_less_than_nothing() -> None:
+    queue = prefill_view(engine(StepWork.of_prompt(300, 0), age_s=0.0))
+    passing, behind = (of_prefill(queue, PROMPT, NOW_S, num) for num in (9000, 0))
+    assert passing == behind
 
 
 def test_of_prompts_that_a_decode_worker_is_at_less_is_left_with_time() -> None:
     all_s = 2 * 0.1 + 1.0 + num_pairs(0, 1000) * 1e-7
-    for age_s, left_s in ((-0.05, all_s + 0.05), (0.2, all_s - 0.2), (60.0, 0.0)):
-        told = of_prompts(decode_view(engine(PROMPT, began_s=NOW_S - age_s)), NOW_S)
-        assert tuple(told) == pytest.approx((0.0, left_s))
+    for age_s, since_s, left_s in ((-0.05, 0.0, all_s + 0.05), (0.1, 0.2, all_s - 0.3)):
+        told = engine(PROMPT, age_s=age_s, since_s=since_s)
+        assert tuple(of_prompts(decode_view(told), NOW_S)) == pytest.approx((0.0, left_s))
+    brief = StepWork.of_prompt(300, 0)
+    over = engine(brief, since=400, age_s=0.5, since_s=9.0)
+    assert tuple(of_prompts(decode_view(over), NOW_S)) == pytest.approx((0.0, 0.1 + 0.4))
 
 
 def soonest_s(view: EngineView, prompt: StepWork) -> float:

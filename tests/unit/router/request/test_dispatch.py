@@ -19,7 +19,7 @@ from diptych.errors import (
 )
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
-from diptych.v1 import decode_pb2
+from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
@@ -115,6 +115,25 @@ class Foreteller(LeastLoaded):
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         assert ttft_s >= 0
         self.came.append(forecast)
+
+
+async def test_a_placement_is_asked_for_at_a_moment_of_the_clock_of_the_views(
+    world: World,
+) -> None:
+    asked: list[Query] = []
+
+    class Asked(Foreteller):
+        def place(self, query: Query, snapshot: Snapshot) -> Placement:
+            asked.append(query)
+            return super().place(query, snapshot)
+
+    began_s = time.monotonic()
+    world.says(PREFILL, worker_pb2.WORKER_ROLE_PREFILL)
+    world.services = replace(world.services, policy=Asked())
+    world.request()
+    watches = {member.watch.address: member.watch for member in world.cluster._members()}
+    heard_s = watches[PREFILL.address].heard_s
+    assert began_s <= heard_s <= asked[0].now_s <= time.monotonic()
 
 
 async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(

@@ -1,7 +1,5 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-import statistics
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -40,6 +38,7 @@ from router.placement.loss import (
     handoff_waits,
     num_kept_out,
 )
+from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts, together
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
@@ -70,7 +69,6 @@ _NUM_OTHERS = 4  # of workers of both roles, that have the other part
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
-_NUM_LATEST = 31  # first tokens, whose median says what they take beside steps
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
 _LEAST_RETRY_S = 0.25
 _MOST_RETRY_S = 30.0
@@ -142,9 +140,7 @@ class Predicted:
         self.cache = plain.cache
         self._chance = chance
         self._parting = Parting()
-        self._overhead_s = 0.0
-        # Of the latest first tokens, what they took beside steps; none yet.
-        self._beside_s = deque([0.0] * _NUM_LATEST, _NUM_LATEST)
+        self._overhead = Overhead()
         self._trials = Trials()
         self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
@@ -190,7 +186,7 @@ class Predicted:
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
-        forecast = Forecast(chosen, told, self._overhead_s)
+        forecast = Forecast(chosen, told, self._overhead.expected_s)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         return DecodeOnly(chosen.decode, Why.CHOICE, query.num_tokens - num_missing, forecast)
@@ -258,20 +254,16 @@ class Predicted:
             for view in [*fast, *near[:_NUM_HOLDERS]]
         ]
         soonest = [each.first_token.expected_s for each in computed if each is not None]
-        return self._overhead_s + min(soonest, default=0.0)
+        return self._overhead.expected_s + min(soonest, default=0.0)
 
     def _retry_after_s(self, late_s: float) -> float:
         """When what is before it has probably become so much less; half of it by chance."""
         return min(max(late_s, _LEAST_RETRY_S), _MOST_RETRY_S) * (0.5 + self._chance())
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
-        """See :class:`router.placement.types.Policy`.
-
-        What came between makes some first tokens much later, and says nothing of the rest.
-        """
+        """See :class:`router.placement.types.Policy`."""
         self._trials.came()
-        self._beside_s.append(ttft_s - (forecast.chosen.ttft_s - forecast.overhead_s))
-        self._overhead_s = max(0.0, statistics.median(self._beside_s))
+        self._overhead.came_true(forecast, ttft_s)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. First tokens have taught it."""
@@ -363,7 +355,7 @@ class Predicted:
                 stalled_s, promised = _stalled_s(computed, running), self._promises.on(view.worker)
                 toll = _toll(query, Bystanders(there, stalled_s, promised))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
-            first = computed.first_token.later(self._overhead_s)
+            first = computed.first_token.later(self._overhead.expected_s)
             sources.append(_Source(view, first, _late_ratio(query, first), toll, against))
         return sources
 
@@ -415,7 +407,7 @@ class Predicted:
         computed = of_prefill(view, self._prompt(query, view.worker), query.now_s)
         if computed is None:
             return None
-        first = computed.first_token.later(self._overhead_s)
+        first = computed.first_token.later(self._overhead.expected_s)
         promised = self._promises.on(view.worker)
         toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
         come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))

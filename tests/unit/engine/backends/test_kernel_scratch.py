@@ -6,7 +6,7 @@ from diptych.engine.backends.cpu.kernels.scratch import Scratch, group_of
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
-@pytest.mark.parametrize("most", [1, 3, 7])
+@pytest.mark.parametrize("most", [1, 3, 7, 10])
 @pytest.mark.parametrize("num_panels", [1, 5, 18, 64, 1536])
 def test_threads_take_panels_alike(num_panels: int, most: int, num_threads: int) -> None:
     num_groups = Scratch(num_threads).num_groups(num_panels, most)

@@ -13,7 +13,6 @@ from router.placement.types import (
     EngineView,
     Forecast,
     Objectives,
-    Outlook,
     Paired,
     Query,
     Snapshot,
@@ -128,8 +127,6 @@ def test_what_first_tokens_take_beside_steps_is_the_median_of_what_the_latest_to
             policy.came_true(forecast, steps_s + (4.0 if is_stray else 0.1))
         if turn > 1:
             assert foretold().chosen.ttft_s == pytest.approx(steps_s + 0.1)
-    unknown = Outlook(P1, D1, steps_s, 0.05, 0.0, 9.0)
-    policy.came_true(Forecast(unknown, (unknown,)), steps_s + 0.1)
 
 
 def test_one_slow_first_token_of_a_new_router_bars_nobody() -> None:

@@ -69,7 +69,7 @@ class StepEngine:
         ``measured`` is a step that was run before the first one, to predict that. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
         ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
-        to others.
+        to sequences that bring none of their own.
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
@@ -92,7 +92,7 @@ class StepEngine:
         self._prefill_time = PrefillTime(clock)
         self._learner = StepLearner()
         max_tokens = scheduler.config.max_batched_tokens
-        self._pacer = None if tpot_s is None else Pacer(tpot_s, max_tokens)
+        self._pacer = Pacer(tpot_s, max_tokens)
         self._short_steps = ShortSteps(max_tokens)
         self._beside_others = BesideOthers(tpot_s)
 
@@ -283,8 +283,7 @@ class StepEngine:
         if plan is None:
             return False
         self._beside_others.count_step(plan, scheduler.owners(plan), model)
-        if self._pacer is not None:
-            self._pacer.count_step()
+        self._pacer.count_step()
         step = thread.begin(plan, began_s, self._clock())
         self._steps.append(step)
         if step.launched is not None:
@@ -322,10 +321,9 @@ class StepEngine:
             self._steps.popleft()
 
     def _max_prompt_tokens(self, work: StepWork, model: StepModel, now_s: float) -> int | None:
-        if self._pacer is None:
-            return None
         begin_s = max(now_s, self._steps_end_s())
-        return self._pacer.max_prompt_tokens(self._scheduler.decoding, work, model, begin_s)
+        decoding, runnable = self._scheduler.decoding, self._scheduler.runnable
+        return self._pacer.max_prompt_tokens(decoding, runnable, work, model, begin_s)
 
     def _steps_end_s(self) -> float:
         """When the device should be done with all steps in flight; the last booking if none is."""

@@ -6,6 +6,7 @@ as prefill completes them. The sequence starts where it decodes when its first t
 block are there.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -43,6 +44,7 @@ class Request(NamedTuple):
     request_class: RequestClass = RequestClass.STANDARD
     tenant: str = ""
     yields: bool = False  # leaves workers' room to others, as it was placed
+    num_expected_tokens: int = 0  # of its answer, as the router had it when it was placed
 
     @property
     def payer(self) -> bytes:
@@ -51,6 +53,7 @@ class Request(NamedTuple):
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""
+        wanted = self.objectives
         return Sequence(
             key=SequenceKey("router", self.number),
             token_ids=list(self.prompt_ids),
@@ -63,6 +66,9 @@ class Request(NamedTuple):
             payer=self.payer,
             tier=self.request_class.tier,
             tier_weight=DEFAULT_WEIGHTS[self.request_class],
+            due_s=math.inf if wanted.ttft_s is None else self.due_s + wanted.ttft_s,
+            tpot_s=wanted.tpot_s or 0.0,
+            num_expected_tokens=self.num_expected_tokens,
         )
 
 
@@ -117,7 +123,7 @@ class Attempt:
         self._router = router
         self._agenda = router.agenda
         self._request = request
-        self._promise = Promise(request.objectives.tpot_s, request.num_output_tokens)
+        self._promise = Promise(request.objectives.tpot_s, request.num_expected_tokens)
         self._owner = owner
         self._is_open = True
         self._is_proven = False

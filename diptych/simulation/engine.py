@@ -42,7 +42,7 @@ Listener = Callable[[SequenceUpdate], None]
 
 
 class EngineLimits(NamedTuple):
-    """What a worker's settings say of its engine. ``tpot_s``: promised to those that decode."""
+    """What a worker's settings say of its engine. ``tpot_s``: promised to who brings no other."""
 
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
@@ -123,10 +123,7 @@ class SimulatedEngine:
         self._ends_s: list[float] = []  # of steps that are taken together; none: they are not
         self._num_turns = 0  # of the clock: only the newest counts
         self._looked_s = 0.0
-        if limits.tpot_s is None:
-            self._pacer = None
-        else:
-            self._pacer = Pacer(limits.tpot_s, limits.max_batched_tokens)
+        self._pacer = Pacer(limits.tpot_s, limits.max_batched_tokens)
         self._short_steps = ShortSteps(limits.max_batched_tokens)
         self._beside_others = BesideOthers(limits.tpot_s)
 
@@ -222,6 +219,7 @@ class SimulatedEngine:
 
     def _begin(self) -> None:
         """Decide the next step, or several; nothing if nobody wants one."""
+        self._pacer.note(self.scheduler.decoding, self._agenda.now_s)
         num_together = self._num_together() if self._may_leap else 1
         if num_together > 1:
             self._begin_together(num_together)
@@ -237,16 +235,15 @@ class SimulatedEngine:
         )
         if plan is not None:
             self._beside_others.count_step(plan, scheduler.owners(plan), model)
-            if self._pacer is not None:
-                self._pacer.count_step()
+            self._pacer.count_step()
             took_s = self._took_s(work_of(plan))
             self._go(plan, took_s, self._agenda.now_s + took_s)
 
     def _max_prompt_tokens(self, work: StepWork) -> int | None:
-        if self._pacer is None:
-            return None
-        decoding, now_s = self.scheduler.decoding, self._agenda.now_s
-        return self._pacer.max_prompt_tokens(decoding, work, self.model, now_s)
+        scheduler, now_s = self.scheduler, self._agenda.now_s
+        return self._pacer.max_prompt_tokens(
+            scheduler.decoding, scheduler.runnable, work, self.model, now_s
+        )
 
     def _go(self, plan: StepPlan, took_s: float, end_s: float) -> None:
         self.busy_s += took_s

@@ -130,6 +130,9 @@ class Journey:
         self.outcome = Outcome.between(
             request.due_s, self._first_s, self._agenda.now_s, request.num_output_tokens
         )
+        if request.num_output_tokens > 1:
+            learn = self._router.lengths.learn
+            learn(request.request_class, request.tenant, request.num_output_tokens)
         self._end("")
 
     def _is_lost(self, wait_s: float) -> bool:
@@ -159,6 +162,7 @@ class Journey:
         return Query(
             num_tokens=len(request.prompt_ids),
             num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
+            num_output_tokens=self._num_expected(),
             block_keys=request.block_keys,
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
@@ -170,6 +174,12 @@ class Journey:
             now_s=self._agenda.now_s,
         )
 
+    def _num_expected(self) -> int:
+        """Tokens of its answer, as the router learned from others'."""
+        request, lengths = self.request, self._router.lengths
+        at_most = request.num_output_tokens
+        return lengths.expected(request.request_class, request.tenant, at_most)
+
     def _takes_spare_only(self) -> bool:
         """As the router's placing."""
         is_batch = self.request.request_class is RequestClass.BATCH
@@ -178,6 +188,7 @@ class Journey:
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)
+        self.request = self.request._replace(num_expected_tokens=self._num_expected())
         self._foretold = None
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._foretold = placement.forecast, self._agenda.now_s
@@ -196,6 +207,7 @@ class Journey:
             self._agenda.at(due_s, self._router.room.pump_soon)
 
     def _turn(self) -> Turn:
+        """It is charged what it will take; a router corrects that when an answer has ended."""
         request, rates = self.request, self._router.rates.of(self._router.snapshot())
         num_prompt = len(request.prompt_ids)
         return Turn(

@@ -12,6 +12,7 @@ from diptych.simulation.worker import SimulatedWorker
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
 from router.placement.engine_seconds import RecentRates
+from router.placement.output_lengths import OutputLengths
 from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
@@ -100,6 +101,7 @@ class SimulatedRouter:
         self.block_size = decode[0].engine.limits.block_size
         self._snapshot: Snapshot | None = None
         self.rates = RecentRates(lambda: agenda.now_s)
+        self.lengths = OutputLengths()
         self.second_halves = SecondHalves(self._forget_snapshot)
         self._prefill_views = _Views[PrefillView]()
         self._decode_views = _Views[DecodeView]()

@@ -116,7 +116,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "cache_salt", "yields", "payer", "tier", "tier_weight")
+    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "cache_salt", "yields", "payer", "tier", "tier_weight", "tpot_s", "num_expected_tokens", "due_in_s")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,9 @@ class SequenceSpec(_message.Message):
     PAYER_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     TIER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -133,7 +136,10 @@ class SequenceSpec(_message.Message):
     payer: bytes
     tier: int
     tier_weight: float
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., yields: _Optional[bool] = ..., payer: _Optional[bytes] = ..., tier: _Optional[int] = ..., tier_weight: _Optional[float] = ...) -> None: ...
+    tpot_s: float
+    num_expected_tokens: int
+    due_in_s: float
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., yields: _Optional[bool] = ..., payer: _Optional[bytes] = ..., tier: _Optional[int] = ..., tier_weight: _Optional[float] = ..., tpot_s: _Optional[float] = ..., num_expected_tokens: _Optional[int] = ..., due_in_s: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_after_s")

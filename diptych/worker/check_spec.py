@@ -9,6 +9,7 @@ from diptych.v1 import common_pb2
 MAX_SALT_BYTES = 64  # as inference.proto says
 MAX_PAYER_BYTES, MAX_TIER = 64, 15  # as common.proto says
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000  # likewise; 0: none was said
+MAX_OBJECTIVE_S = 86_400.0  # likewise
 MAX_GRAMMAR_BYTES = 512 * 2**10  # as common.proto says
 
 
@@ -42,6 +43,10 @@ def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len:
             f"{spec.tier_weight} is not from {MIN_WEIGHT} to {MAX_WEIGHT}",
             field="spec.tier_weight",
         )
+    if not 0.0 <= spec.tpot_s <= MAX_OBJECTIVE_S:
+        raise InvalidRequestError(f"{spec.tpot_s} is not from 0 to a day", field="spec.tpot_s")
+    if not -MAX_OBJECTIVE_S <= spec.due_in_s <= MAX_OBJECTIVE_S:
+        raise InvalidRequestError(f"{spec.due_in_s} is more than a day", field="spec.due_in_s")
     _check_sampling(spec.sampling, num_output=num_tokens - num_prompt, vocab_size=vocab_size)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from diptych.block_hash import block_keys
+from diptych.service_level import MAX_OBJECTIVE_MS
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
@@ -254,8 +255,7 @@ class Dispatch:
         )
         if link is None or not link.reserve(reserve, listener):
             return False
-        num_left = self._request.shape.max_tokens - len(emitted)
-        promise = Promise(self._request.claim.tpot_s, self._terms.num_expected(num_left))
+        promise = Promise(self._request.claim.tpot_s, self._num_expected(len(emitted)))
         self._reservations[action.sequence_id] = _Reservation(link, action.worker, promise)
         self._services.policy.began(action.worker, promise)
         self._asked_half(action.worker)
@@ -378,8 +378,13 @@ class Dispatch:
         self._services.policy.cache.expect(worker.incarnation, self._keys)
         return True
 
+    def _num_expected(self, num_emitted: int) -> int:
+        """Tokens that are still to come."""
+        return self._terms.num_expected(self._request.shape.max_tokens - num_emitted)
+
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids, claim = self._request.shape.prompt_ids, self._request.claim
+        due_in_s = None if emitted else self._terms.objectives().ttft_s
         return common_pb2.SequenceSpec(
             token_ids=[*prompt_ids, *emitted],
             num_prompt_tokens=len(prompt_ids),
@@ -389,4 +394,7 @@ class Dispatch:
             payer=claim.payer,
             tier=claim.request_class.tier,
             tier_weight=self._services.config.classes.weight_of[claim.request_class],
+            tpot_s=claim.tpot_s or 0.0,
+            num_expected_tokens=len(emitted) + self._num_expected(len(emitted)),
+            due_in_s=None if due_in_s is None else max(due_in_s, -MAX_OBJECTIVE_MS / 1000),
         )

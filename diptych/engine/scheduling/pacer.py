@@ -7,17 +7,24 @@ few large parts of a prompt cost less than many small ones, as each step has a c
 of them, prompts wait for a step: sequences alone gain on what they owe. Whoever cannot be on
 time any more, even alone, holds nobody up.
 
+What a worker promises to all is kept whatever waits. What a request asked for itself is an average,
+so that most of what it will gain by tokens still expected is spent in advance; and it gives way
+where a prompt that waits until there is time would have its first token later than that was wanted.
+
 Idea: the slack of Niyama's and Kairos's schedules.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.step_model import StepModel, StepWork
 
+LENT: Final = 0.75  # of what a sequence will gain, as answers may end sooner than expected
 _NUM_SIZES = 4  # the budget of a step, its half, and so on
 _MOST_HELD = 32  # steps without prompts in a row; then they get the least size all the same
+_LEAST_STEPS = 2  # without prompts, that one has to be able to wait for
 
 
 class _Began(NamedTuple):
@@ -27,56 +34,141 @@ class _Began(NamedTuple):
     num_tokens: int
 
 
-class Pacer:
-    """The promise of one engine. Asked before each step is decided, and told if there was one."""
+class _Owing(NamedTuple):
+    """A sequence that decodes and asked for a pace."""
 
-    def __init__(self, tpot_s: float, max_batched_tokens: int) -> None:
-        """``tpot_s``: the time between tokens, on average, that is promised."""
+    left_s: float  # until its next token is due
+    gain_s: float  # by each token that comes in a step without prompts
+    num_more: float  # tokens that it expects; inf: it is not known
+
+    def wait_s(self, step_s: float, alone_s: float) -> float:
+        """In steps without prompts, before one may take so long: or it has ended."""
+        missing_s = step_s - self.left_s
+        if missing_s <= 0.0:
+            return 0.0
+        num_steps = missing_s / self.gain_s if self.gain_s > 0.0 else math.inf
+        return min(num_steps, self.num_more) * alone_s
+
+
+class Pacer:
+    """The promises of one engine. Asked before each step is decided, and told if there was one."""
+
+    def __init__(self, tpot_s: float | None, max_batched_tokens: int) -> None:
+        """``tpot_s``: the time between tokens, on average, that is promised to all."""
         self._tpot_s = tpot_s
         self._sizes = [max(1, max_batched_tokens >> halved) for halved in range(_NUM_SIZES)]
-        self._began: dict[Sequence, _Began] = {}  # of those that decode
+        self._began: dict[Sequence, _Began] = {}  # of those that decode and are promised any
         self._holds = False  # by the last answer
         self._num_held = 0  # steps in a row in which prompts had to wait
 
+    def note(self, decoding: Iterable[Sequence], now_s: float) -> None:
+        """These get a token with the step that is decided now; nothing is promised to batches."""
+        began = self._began
+        self._began = {
+            seq: began.get(seq) or _Began(now_s, seq.num_planned_tokens)
+            for seq in decoding
+            if (seq.tpot_s or self._tpot_s) and not seq.yields
+        }
+
     def max_prompt_tokens(
-        self, decoding: Iterable[Sequence], work: StepWork, model: StepModel, now_s: float
+        self,
+        decoding: Iterable[Sequence],
+        runnable: Iterable[Sequence],
+        work: StepWork,
+        model: StepModel,
+        now_s: float,
     ) -> int | None:
         """Of the step that is decided now; None: no matter how many. Asking alone counts nothing.
 
-        ``decoding`` get a token with it, and nothing is promised to those that yield; ``work`` is
-        all that is to be computed.
+        ``decoding`` get a token with it, and all that are ``runnable`` want to be in it; ``work``
+        is all that is to be computed.
         """
-        self._began = {
-            seq: self._began.get(seq) or _Began(now_s, seq.num_planned_tokens)
-            for seq in decoding
-            if not seq.yields
-        }
-        if not work.num_prefill_tokens or not model.prefill.is_known:
+        self.note(decoding, now_s)
+        if not self._began or not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)
-        beside = work._replace(num_prefill_tokens=0, num_attention_pairs=0)
-        left_s = self._least_left_s(now_s, model.decode.expected_s(beside))
-        if left_s is None:
-            return self._answer(None)
-        pairs_per_token = work.num_attention_pairs / work.num_prefill_tokens
-        for size in self._sizes:
-            pairs = round(size * pairs_per_token)
-            step = beside._replace(num_prefill_tokens=size, num_attention_pairs=pairs)
-            if model.prefill.expected_s(step) * model.prefill.upper_ratio <= left_s:
-                return self._answer(size)
-        return self._answer(self._sizes[-1] if self._num_held >= _MOST_HELD else 0)
+        alone_s = model.decode.expected_s(_decodes(work))
+        firm_s = min(self._firm(now_s, alone_s), default=math.inf)
+        asked = list(self._asked_for(now_s, alone_s))
+        asked_s = min((each.left_s for each in asked), default=math.inf)
+        size = self._fitting(work, model, min(firm_s, asked_s))
+        if asked_s < firm_s and size != self._sizes[0]:
+            num_tokens = min(self._sizes[0], work.num_prefill_tokens)
+            step_s = _upper_s(work, model, num_tokens)
+            wait_s = max(each.wait_s(step_s, alone_s) for each in asked)
+            if _can_wait_s(runnable, model, now_s) < max(wait_s, _LEAST_STEPS * alone_s):
+                size = self._fitting(work, model, firm_s)
+        if size == 0 and self._num_held >= _MOST_HELD:
+            size = self._sizes[-1]
+        return self._answer(size)
 
     def count_step(self) -> None:
         """A step was decided by the last answer."""
         self._num_held = self._num_held + 1 if self._holds else 0
 
-    def _least_left_s(self, now_s: float, alone_s: float) -> float | None:
-        """Until the first token is due of those that a step without prompts brings in time."""
-        left = (
-            began.at_s + self._tpot_s * (seq.num_planned_tokens - began.num_tokens + 1) - now_s
-            for seq, began in self._began.items()
-        )
-        return min((each_s for each_s in left if each_s >= alone_s), default=None)
+    def _firm(self, now_s: float, alone_s: float) -> Iterator[float]:
+        """How long it is until each one's next token is due, of what is promised to all.
+
+        Without those whom not even a step without prompts brings in time.
+        """
+        if self._tpot_s is None:
+            return
+        for seq, began in self._began.items():
+            left_s = _left_s(seq, began, self._tpot_s, now_s)
+            if left_s >= alone_s:
+                yield left_s
+
+    def _asked_for(self, now_s: float, alone_s: float) -> Iterator[_Owing]:
+        """Likewise, of what each brought; with what it lends."""
+        for seq, began in self._began.items():
+            if not seq.tpot_s:
+                continue
+            num_answer = seq.num_planned_tokens - seq.num_prompt_tokens
+            num_more = max(0, seq.num_expected_tokens - num_answer)
+            lent_s = LENT * max(0, num_more - 1) * max(0.0, seq.tpot_s - alone_s)
+            left_s = _left_s(seq, began, seq.tpot_s, now_s) + lent_s
+            if left_s >= alone_s:
+                yield _Owing(left_s, seq.tpot_s - alone_s, num_more or math.inf)
+
+    def _fitting(self, work: StepWork, model: StepModel, left_s: float) -> int | None:
+        """The largest size with which nine of ten steps take no longer; 0: none of them."""
+        if math.isinf(left_s):
+            return None
+        fitting = (size for size in self._sizes if _upper_s(work, model, size) <= left_s)
+        return next(fitting, 0)
 
     def _answer(self, num_tokens: int | None) -> int | None:
         self._holds = num_tokens == 0
         return num_tokens
+
+
+def _decodes(work: StepWork) -> StepWork:
+    return work._replace(num_prefill_tokens=0, num_attention_pairs=0)
+
+
+def _upper_s(work: StepWork, model: StepModel, num_tokens: int) -> float:
+    """What nine of ten steps with so many tokens of prompts do not exceed."""
+    pairs = round(num_tokens * work.num_attention_pairs / work.num_prefill_tokens)
+    step = work._replace(num_prefill_tokens=num_tokens, num_attention_pairs=pairs)
+    return model.prefill.expected_s(step) * model.prefill.upper_ratio
+
+
+def _left_s(seq: Sequence, began: _Began, tpot_s: float, now_s: float) -> float:
+    """Until its next token is due."""
+    num_drawn = seq.num_planned_tokens - began.num_tokens
+    return began.at_s + tpot_s * (num_drawn + 1) - now_s
+
+
+def _can_wait_s(runnable: Iterable[Sequence], model: StepModel, now_s: float) -> float:
+    """For how long no prompt needs to be computed, so that nine of ten of the first tokens come
+    when they are wanted. Those that are late in any case do not count.
+    """
+    cost, before_s, least_s = model.prefill, 0.0, math.inf
+    for seq in runnable:
+        if seq.decodes_next or seq.yields:
+            continue
+        start, end = seq.num_planned_computed_tokens, seq.num_planned_tokens
+        before_s += cost.expected_s(StepWork.of_prompt(end, start))
+        left_s = seq.due_s - now_s - before_s
+        if not seq.num_output_tokens and left_s >= 0.0:
+            least_s = min(least_s, left_s - (cost.upper_ratio - 1.0) * before_s)
+    return least_s

@@ -7,6 +7,8 @@ thread; the model thread sees only the
 """
 
 import enum
+import math
+import time
 from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -53,6 +55,9 @@ class Sequence:
     payer: bytes = b""  # whose prompts take turns with others': see turns.py
     tier: int = 0  # of that payer
     tier_weight: float = 1.0
+    due_s: float = math.inf  # its first token is wanted by then, by the engine's clock
+    tpot_s: float = 0.0  # between tokens on average, that it is promised: see pacer.py; 0: nothing
+    num_expected_tokens: int = 0  # of its whole answer; 0: not known
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -144,4 +149,7 @@ class Sequence:
             payer=spec.payer,
             tier=spec.tier,
             tier_weight=spec.tier_weight or 1.0,
+            due_s=time.monotonic() + spec.due_in_s if spec.HasField("due_in_s") else math.inf,
+            tpot_s=spec.tpot_s,
+            num_expected_tokens=spec.num_expected_tokens,
         )

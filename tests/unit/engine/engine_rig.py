@@ -34,6 +34,7 @@ class EngineRig:
         return_margins: bool = False,
         token_id: int = 1,
         yields: bool = False,
+        tpot_s: float = 0.0,
     ) -> Sequence:
         seq = Sequence(
             key=SequenceKey("router", num_prompt_tokens),
@@ -41,6 +42,7 @@ class EngineRig:
             num_prompt_tokens=num_prompt_tokens,
             sampling=SamplingParams(max_tokens=max_tokens, return_margins=return_margins),
             yields=yields,
+            tpot_s=tpot_s,
         )
         self.engine.reserve(seq)
         self.engine.start(seq, [], compute_missing=True)

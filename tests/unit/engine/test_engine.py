@@ -321,9 +321,9 @@ async def test_cancelling_does_not_wait_for_a_step_that_is_given_up() -> None:
         rig.runner.gate.set()
 
 
-@pytest.mark.parametrize("tpot_s", [None, 1.0])
+@pytest.mark.parametrize(("tpot_s", "own_s"), [(None, 0.0), (1.0, 0.0), (None, 1.0)])
 async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
-    tpot_s: float | None,
+    tpot_s: float | None, own_s: float
 ) -> None:
     """Time stands still, so that each token that is drawn is a promised interval to spare."""
     rig = Rig(tpot_s=tpot_s, clock=lambda: 0.0)
@@ -331,7 +331,7 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
         rig.engine._learner.learn(StepWork(1, 10), 0.5)
         rig.engine._learner.learn(StepWork(0, 0, 8, 36), 20.0)
     async with rig.running():
-        rig.start(3, max_tokens=30)
+        rig.start(3, max_tokens=30, tpot_s=own_s)
         while len(rig.runner.plans) < 2:
             rig.stepped.clear()
             await rig.stepped.wait()
@@ -339,7 +339,7 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
         await rig.until_finished(rig.start(12, max_tokens=2))
     sizes = [plan.num_tokens for plan in rig.runner.plans[num_before:]]
     num_held = next(index for index, num_tokens in enumerate(sizes) if num_tokens > 1)
-    assert (num_held >= 2) is (tpot_s is not None)
+    assert (num_held >= 2) is (tpot_s is not None or own_s > 0.0)
 
 
 def test_a_step_measured_before_the_first_predicts_it() -> None:

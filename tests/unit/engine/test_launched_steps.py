@@ -216,7 +216,12 @@ class Asked(Pacer):
         self.told: dict[int, float] = {}  # at last, by the step's number
 
     def max_prompt_tokens(
-        self, decoding: Iterable[Sequence], work: StepWork, model: StepModel, now_s: float
+        self,
+        decoding: Iterable[Sequence],
+        runnable: Iterable[Sequence],
+        work: StepWork,
+        model: StepModel,
+        now_s: float,
     ) -> int | None:
         self.told[len(self._device.begins_s)] = now_s
         return None

@@ -11,8 +11,10 @@ from diptych.simulation.cluster import Split
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
 from diptych.simulation.journey import Journey
 from diptych.simulation.router import RouterLimits
-from diptych.simulation.simulation import Run, Simulation
+from diptych.simulation.simulation import Placing, Run, Simulation
 from diptych.simulation.workload import Shape
+from router.placement.policy import LeastLoaded
+from router.placement.types import Objectives, Placement, Query, Snapshot
 from router.request.request_state import RequestState
 from tests.unit.simulation.small import ROUND, SMALL, setup, some
 
@@ -175,24 +177,45 @@ def test_shared_prefixes_are_found_again() -> None:
     assert done.pools["decode"].hit_ratio == pytest.approx(96 / 300)
 
 
-def test_an_engine_with_a_promise_paces_prompts() -> None:
+@pytest.mark.parametrize("by", ["the worker", "the request"])
+def test_an_engine_with_a_promise_paces_prompts(by: str) -> None:
     """The real pacer: who decodes gets tokens as often as promised while prompts are computed."""
 
-    def longest_gap(tpot_s: float | None) -> float:
+    def tpot_s(promised_s: float | None) -> float:
         limits = EngineLimits(
             max_num_seqs=8,
             max_batched_tokens=256,
             max_model_len=1024,
             num_blocks=256,
-            tpot_s=tpot_s,
+            tpot_s=promised_s if by == "the worker" else None,
         )
         shapes = [Shape(0.0, 16, 60), *(Shape(0.2 + 0.3 * i, 512, 2) for i in range(3))]
-        done = run(Simulation(setup(Split(0, 1), model=ROUND, limits=limits), iter(shapes)))
-        gap = done.gaps.quantile(0.99)
-        assert gap is not None
-        return gap
+        placing = Placing()
+        if by == "the request":
+            placing = Placing(objectives=Objectives(None, promised_s))
+        made = setup(Split(0, 1), model=ROUND, limits=limits)._replace(placing=placing)
+        first_s = run(Simulation(made, iter(shapes))).outcomes[0].tpot_s
+        assert first_s is not None
+        return first_s
 
-    assert longest_gap(0.08) < longest_gap(None) / 1.5
+    unpaced_s = tpot_s(None)
+    assert tpot_s(unpaced_s / 1.2) <= unpaced_s / 1.2
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the real router expects them: what a request allows says no more than the most."""
+    expected, place = [], LeastLoaded.place
+
+    def noted(policy: LeastLoaded, query: Query, snapshot: Snapshot) -> Placement | None:
+        expected.append(query.num_output_tokens)
+        return place(policy, query, snapshot)
+
+    monkeypatch.setattr(LeastLoaded, "place", noted)
+    shapes = [Shape(5.0 * i, 20, 10) for i in range(8)] + [Shape(50.0, 20, 200), Shape(99.0, 20, 4)]
+    run(Simulation(setup(Split(0, 1), model=ROUND), iter(shapes)))
+    assert expected == [10] * 9 + [4]
 
 
 def test_noise_is_what_the_step_model_says() -> None:

@@ -93,6 +93,8 @@ def test_a_long_salt() -> None:
         ("tier", 16),
         *(("tier_weight", each) for each in (-1.0, 5e-324, 0.00099, 1000.1, 1e308)),
         *(("tier_weight", each) for each in (math.inf, math.nan)),
+        *(("tpot_s", each) for each in (-0.001, 86_400.1, math.inf, math.nan)),
+        *(("due_in_s", each) for each in (-86_400.1, 86_400.1, math.inf, math.nan)),
     ],
 )
 def test_whose_turn_it_is(field: str, value: object) -> None:

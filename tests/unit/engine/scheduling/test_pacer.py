@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 import pytest
 
 from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.pacer import Pacer
+from diptych.engine.scheduling.pacer import LENT, Pacer
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SampledToken, StepOutput
@@ -22,42 +22,159 @@ MODEL = StepModel(
 PROMPTS = StepWork(num_decode_rows=2, num_prefill_tokens=5000, num_attention_pairs=0)
 
 
-def make_sequence(num_prompt_tokens: int, num_output_tokens: int = 400) -> Sequence:
+def make_sequence(
+    num_prompt_tokens: int,
+    num_output_tokens: int = 400,
+    *,
+    tpot_s: float = 0.0,
+    expected: int = 0,
+    yields: bool = False,
+    due_s: float = math.inf,
+) -> Sequence:
     return Sequence(
         key=SequenceKey("router", num_prompt_tokens),
         token_ids=[1] * num_prompt_tokens,
         num_prompt_tokens=num_prompt_tokens,
         sampling=SamplingParams(max_tokens=num_output_tokens),
+        tpot_s=tpot_s,
+        num_expected_tokens=expected,
+        yields=yields,
+        due_s=due_s,
     )
 
 
-def test_the_largest_part_that_nine_of_ten_times_leaves_the_first_who_owes_on_time() -> None:
-    pacer, (first, second) = Pacer(TPOT_S, BUDGET), (make_sequence(9), make_sequence(10))
+@pytest.mark.parametrize(
+    ("of_all_s", "own_s"), [(TPOT_S, 0.0), (None, TPOT_S), (9.0, TPOT_S), (TPOT_S, 9.0)]
+)
+def test_the_largest_part_that_nine_of_ten_times_leaves_the_first_who_owes_on_time(
+    of_all_s: float | None, own_s: float
+) -> None:
+    """Of what it brings, or of what is promised to all: the tighter."""
+    pacer = Pacer(of_all_s, BUDGET)
+    first, second = make_sequence(9, tpot_s=own_s), make_sequence(10, tpot_s=own_s)
     both = [first, second]
-    assert pacer.max_prompt_tokens(both, PROMPTS, MODEL, 0.0) == 0  # 0.16 s with 64 tokens
+    assert asked(pacer, both, 0.0) == 0  # 0.16 s with 64 tokens
     first.token_ids += [1] * 8  # and owes the next at 0.9 s
     second.token_ids += [1] * 16
-    sizes = [
-        pacer.max_prompt_tokens(both, PROMPTS, MODEL, now_s) for now_s in (0.1, 0.4, 0.55, 0.7, 0.8)
-    ]
+    sizes = [asked(pacer, both, now_s) for now_s in (0.1, 0.4, 0.55, 0.7, 0.8)]
     assert sizes == [512, 256, 128, 64, 0]
 
 
 @pytest.mark.parametrize("tardy", [False, True])
 def test_whoever_cannot_be_on_time_any_more_holds_nobody_up(tardy: bool) -> None:
     pacer, seq = Pacer(TPOT_S, BUDGET), make_sequence(9)
-    pacer.max_prompt_tokens([seq], PROMPTS, MODEL, 0.0)
+    asked(pacer, [seq], 0.0)
     now_s = 0.06 if tardy else 0.05  # it owes a token at 0.1 s; a step takes 0.044 s at the least
     expected = None if tardy else 0
-    assert pacer.max_prompt_tokens([seq], PROMPTS, MODEL, now_s) == expected
+    assert asked(pacer, [seq], now_s) == expected
+
+
+def test_who_owes_first_counts() -> None:
+    pacer = Pacer(None, BUDGET)
+    tight, wide, free = (make_sequence(9 + n, tpot_s=each) for n, each in enumerate((0.1, 0.7, 0)))
+    assert asked(pacer, [wide, free], 0.0) == 256
+    assert asked(pacer, [tight, wide, free], 0.0) == 0
+    assert asked(pacer, [tight, wide, free], 0.06) == 256, "the first is late in any case"
+    assert asked(pacer, [free], 0.1) is None
+
+
+def test_it_spends_most_of_what_it_gains_by_tokens_that_are_expected() -> None:
+    """A step alone takes 0.044 s, so each of nine tokens more gains 0.056 s; 64 take 0.16 s."""
+    for expected, size in ((0, 0), (2, 0), (3, 64), (6, 128), (60, 512)):
+        seq = make_sequence(9, tpot_s=0.1, expected=expected)
+        left_s = 0.1 + LENT * 0.056 * max(0, expected - 1)
+        assert (left_s >= 0.16) is (size > 0)
+        assert asked(Pacer(None, BUDGET), [seq], 0.0) == size
+    pacer, seq = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.1, expected=10)
+    pacer.note([seq], 0.0)
+    seq.token_ids += [1] * 9
+    assert asked(pacer, [seq], 0.9) == 0, "the last is to come"
+    seq.token_ids += [1] * 9
+    assert asked(pacer, [seq], 1.8) == 0, "more than was expected lend nothing"
+
+
+def test_what_is_promised_to_all_is_not_lent() -> None:
+    pacer, seq = Pacer(0.1, BUDGET), make_sequence(9, tpot_s=0.1, expected=60)
+    assert asked(pacer, [seq], 0.0) == 0
+    assert asked(Pacer(0.7, BUDGET), [make_sequence(9, tpot_s=0.1, expected=60)], 0.0) == 256
+
+
+def test_a_batch_is_promised_nothing() -> None:
+    seq = make_sequence(9, tpot_s=TPOT_S, yields=True)
+    assert asked(Pacer(TPOT_S, BUDGET), [seq], 0.0) is None
+
+
+WAITS = 200  # tokens of a prompt: 0.26 s, and nine of ten times no more than 0.325 s
+
+
+@pytest.mark.parametrize(
+    ("due_s", "size"),
+    [
+        (0.325 + 0.19, 0),  # it can wait for 4.1 steps without it, in which the row gains 0.23 s
+        (0.325 + 0.17, None),
+        (0.27, None),
+        (0.25, 0),  # it is late in any case
+        (-1.0, 0),
+        (math.inf, 0),
+    ],
+)
+def test_who_asked_for_a_pace_gives_way_to_a_first_token_that_would_be_late(
+    due_s: float, size: int | None
+) -> None:
+    seq, prompt = make_sequence(9, tpot_s=0.1), make_sequence(WAITS, due_s=5.0 + due_s)
+    work = StepWork(2, 0, WAITS)
+    assert asked(Pacer(None, BUDGET), [seq], 5.0, [prompt], work) == size
+    assert asked(Pacer(0.1, BUDGET), [seq], 5.0, [prompt], work) == 0, "this is promised to all"
+    yielding = make_sequence(WAITS, due_s=5.0 + due_s, yields=True)
+    assert asked(Pacer(None, BUDGET), [seq], 5.0, [yielding], work) == 0
+    drawn = make_sequence(WAITS - 1, due_s=5.0 + due_s)
+    drawn.token_ids.append(1)
+    assert asked(Pacer(None, BUDGET), [seq], 5.0, [drawn], work) == 0, "its first token has come"
+
+
+@pytest.mark.parametrize(
+    ("num_more", "can_wait_s", "size"),
+    [(3, 0.12, 64), (3, 0.11, None), (1, 0.09, 0), (1, 0.08, None), (90, 0.05, 512)],
+)
+def test_a_prompt_waits_for_answers_that_end_soon(
+    num_more: int, can_wait_s: float, size: int | None
+) -> None:
+    """For two steps at the least; and for nobody who can spend what a long answer gains."""
+    seq = make_sequence(9, tpot_s=0.1, expected=100)
+    seq.token_ids += [1] * (100 - num_more)
+    prompt = make_sequence(WAITS, due_s=0.325 + can_wait_s)
+    work = StepWork(2, 0, WAITS)
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [prompt], work) == size
+
+
+def test_what_is_computed_before_a_prompt_is_waited_for_too() -> None:
+    seq, last = make_sequence(9, tpot_s=0.1), make_sequence(WAITS + 1, due_s=0.9)
+    first = make_sequence(WAITS)
+    work = StepWork(1, 0, 2 * WAITS)
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [last, first], work) == 0
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [first, last], work) is None
+    first.num_computed_tokens = WAITS - 1
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [first, last], work) == 0, "it decodes"
+
+
+def asked(
+    pacer: Pacer,
+    decoding: Many[Sequence],
+    now_s: float,
+    prompts: Many[Sequence] = (),
+    work: StepWork = PROMPTS,
+) -> int | None:
+    for seq in decoding:
+        seq.num_computed_tokens = seq.num_tokens - 1
+    return pacer.max_prompt_tokens(decoding, [*decoding, *prompts], work, MODEL, now_s)
 
 
 def test_nothing_is_held_back_where_nobody_waits_or_nothing_is_known() -> None:
     pacer, seq = Pacer(TPOT_S, BUDGET), make_sequence(9)
-    assert pacer.max_prompt_tokens([], PROMPTS, MODEL, 0.0) is None
-    assert pacer.max_prompt_tokens([seq], StepWork(2, 20), MODEL, 0.0) is None
+    assert asked(pacer, [], 0.0) is None
+    assert asked(pacer, [seq], 0.0, work=StepWork(2, 20)) is None
     cold = MODEL._replace(prefill=MODEL.prefill._replace(num_steps=1))
-    assert pacer.max_prompt_tokens([seq], PROMPTS, cold, 0.0) is None
+    assert pacer.max_prompt_tokens([seq], [seq], PROMPTS, cold, 0.0) is None
 
 
 def test_prompts_are_not_held_back_for_ever() -> None:
@@ -67,7 +184,7 @@ def test_prompts_are_not_held_back_for_ever() -> None:
     for number in range(70):
         decoding = [make_sequence(number + 1)]
         for _ in range(2):  # the first time nothing could run
-            size = pacer.max_prompt_tokens(decoding, PROMPTS, MODEL, float(number))
+            size = asked(pacer, decoding, float(number))
         pacer.count_step()
         sizes.append(size)
     assert sizes.count(64) == 2
@@ -94,7 +211,7 @@ class Run:
         scheduler, limit = self.scheduler, None
         if self.pacer is not None:
             limit = self.pacer.max_prompt_tokens(
-                scheduler.decoding, scheduler.work, MODEL, self.now_s
+                scheduler.decoding, scheduler.runnable, scheduler.work, MODEL, self.now_s
             )
         plan = scheduler.schedule(limit)
         assert plan is not None
@@ -110,23 +227,37 @@ class Run:
     def latest_s(self, seqs: Many[Sequence]) -> float:
         """By how much the latest token of these came after it was due; less than 0: none did."""
         return max(
-            at_s - (self.token_times[seq][0] + number * TPOT_S)
-            for seq in seqs
-            for number, at_s in enumerate(self.token_times[seq])
+            self.late_s(seq, number) for seq in seqs for number in range(len(self.token_times[seq]))
         )
 
+    def late_s(self, seq: Sequence, number: int) -> float:
+        """By how much that token of it came after it was due."""
+        times = self.token_times[seq]
+        return times[number] - (times[0] + number * TPOT_S)
 
-@pytest.mark.parametrize("paced", [False, True])
-def test_long_prompts_beside_decodes_break_no_promise(paced: bool) -> None:
-    """Three prompts of 3,000 tokens come while four sequences run; unpaced they stop these."""
-    run = Run(Pacer(TPOT_S, BUDGET) if paced else None)
-    running = [run.start(make_sequence(20 + number)) for number in range(4)]
+
+@pytest.mark.parametrize("paced", ["nobody", "all", "who runs"])
+@pytest.mark.parametrize("expected", [0, 300])
+def test_long_prompts_beside_decodes_break_no_promise(paced: str, expected: int) -> None:
+    """Three prompts of 3,000 tokens come while four sequences run; unpaced they stop these.
+
+    Who lends of what it will gain is late in between, and not in the end.
+    """
+    own_s = TPOT_S if paced == "who runs" else 0.0
+    run = Run(None if paced == "nobody" else Pacer(TPOT_S if paced == "all" else None, BUDGET))
+    running = [
+        run.start(make_sequence(20 + number, 300, tpot_s=own_s, expected=expected))
+        for number in range(4)
+    ]
     for _ in range(6):
         run.step()
     prompts = [run.start(make_sequence(3000 + number, 4)) for number in range(3)]
     while not all(len(run.token_times[seq]) == 4 for seq in prompts):
         run.step()
-    late_s = run.latest_s(running)
-    assert (late_s <= 1e-9) is paced
-    if not paced:
-        assert late_s > 1.0
+    between_s = run.latest_s(running)
+    lends = paced == "who runs" and expected > 0
+    assert (between_s > 1.0) if lends or paced == "nobody" else (between_s <= 1e-9)
+    while not all(len(run.token_times[seq]) == 300 for seq in running):
+        run.step()
+    last_s = max(run.late_s(seq, 299) for seq in running)
+    assert last_s <= 1e-9

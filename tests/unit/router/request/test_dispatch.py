@@ -19,7 +19,7 @@ from diptych.errors import (
 )
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
-from diptych.v1 import decode_pb2, worker_pb2
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
@@ -211,6 +211,41 @@ async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -
     assert not broken.awaits_tokens
     broken.heard(tokens)
     assert len(policy.came) == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "tpot_s", "due_in_s"),
+    [
+        (Claim(), 0.0, None),
+        (Claim(tpot_s=0.04, first_token_due_s=107.0), 0.04, 7.0),
+        (Claim(first_token_due_s=-1e9), 0.0, -86_400.0),
+    ],
+)
+async def test_workers_are_told_what_is_promised(
+    monkeypatch: pytest.MonkeyPatch,
+    world: World,
+    claim: Claim,
+    tpot_s: float,
+    due_in_s: float | None,
+) -> None:
+    told: list[common_pb2.SequenceSpec] = []
+
+    def note(command: decode_pb2.Reserve, listener: object) -> bool:
+        told.append(command.spec)
+        return True
+
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(world.welcomes(DECODE), "reserve", note)
+    request = made(world, claim)
+    for emitted in ((), (7, 8, 9)):
+        reserve = actions.Reserve(DECODE, 1 + len(emitted), len(emitted), to_pull=False)
+        assert request.reserve(reserve, emitted, Deaf())
+    first, resumed = told
+    assert [spec.tpot_s for spec in told] == [tpot_s] * 2
+    assert [spec.num_expected_tokens for spec in told] == [50, 50], "less is left of what it may"
+    assert first.HasField("due_in_s") is (due_in_s is not None)
+    assert first.due_in_s == (due_in_s or 0.0)
+    assert not resumed.HasField("due_in_s"), "its first token has come"
 
 
 async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(

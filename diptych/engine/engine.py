@@ -69,7 +69,7 @@ class StepEngine:
         ``measured`` is a step that was run before the first one, to predict that. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
         ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
-        to sequences that bring none of their own.
+        to all that decode; what sequences bring of their own counts beside it (pacer.py).
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed

@@ -42,7 +42,7 @@ Listener = Callable[[SequenceUpdate], None]
 
 
 class EngineLimits(NamedTuple):
-    """What a worker's settings say of its engine. ``tpot_s``: promised to who brings no other."""
+    """What a worker's settings say of its engine. ``tpot_s``: promised to all that decode."""
 
     max_num_seqs: int = 64
     max_batched_tokens: int = 512

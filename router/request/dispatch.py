@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.block_hash import block_keys
 from diptych.service_level import MAX_OBJECTIVE_MS
@@ -31,6 +31,8 @@ from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
 from router.request.services import Services
 from router.request.terms import Terms
+
+_MOST_S: Final = MAX_OBJECTIVE_MS / 1000  # of an objective, that workers are told
 
 
 class _Foretold(NamedTuple):
@@ -394,7 +396,7 @@ class Dispatch:
             payer=claim.payer,
             tier=claim.request_class.tier,
             tier_weight=self._services.config.classes.weight_of[claim.request_class],
-            tpot_s=claim.tpot_s or 0.0,
+            tpot_s=min(claim.tpot_s or 0.0, _MOST_S),
             num_expected_tokens=len(emitted) + self._num_expected(len(emitted)),
-            due_in_s=None if due_in_s is None else max(due_in_s, -MAX_OBJECTIVE_MS / 1000),
+            due_in_s=None if due_in_s is None else min(max(due_in_s, -_MOST_S), _MOST_S),
         )

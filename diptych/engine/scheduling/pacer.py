@@ -9,7 +9,10 @@ time any more, even alone, holds nobody up.
 
 What a worker promises to all is kept whatever waits. What a request asked for itself is an average,
 so that most of what it will gain by tokens still expected is spent in advance; and it gives way
-where a prompt that waits until there is time would have its first token later than that was wanted.
+where a prompt would have its first token later than that was wanted, or has waited for as long as
+it could. A prompt waits for half of what it can, as others will come; and, where nobody said when
+it is wanted or it is late already, for a step no longer than that takes. Prompts of batches have a
+share of their own, see beside_others.py, and are not held up.
 
 Idea: the slack of Niyama's and Kairos's schedules.
 """
@@ -25,6 +28,7 @@ LENT: Final = 0.75  # of what a sequence will gain, as answers may end sooner th
 _NUM_SIZES = 4  # the budget of a step, its half, and so on
 _MOST_HELD = 32  # steps without prompts in a row; then they get the least size all the same
 _LEAST_STEPS = 2  # without prompts, that one has to be able to wait for
+_WAITED = 0.5  # of the time that a prompt could wait
 
 
 class _Began(NamedTuple):
@@ -37,17 +41,20 @@ class _Began(NamedTuple):
 class _Owing(NamedTuple):
     """A sequence that decodes and asked for a pace."""
 
-    left_s: float  # until its next token is due
+    left_s: float  # until its next token is due, with what it lends
     gain_s: float  # by each token that comes in a step without prompts
-    num_more: float  # tokens that it expects; inf: it is not known
+    num_more: float  # tokens that it expects; inf: it is not known, and nothing lent
 
     def wait_s(self, step_s: float, alone_s: float) -> float:
         """In steps without prompts, before one may take so long: or it has ended."""
-        missing_s = step_s - self.left_s
+        missing_s, gain_s = step_s - self.left_s, self.gain_s
         if missing_s <= 0.0:
             return 0.0
-        num_steps = missing_s / self.gain_s if self.gain_s > 0.0 else math.inf
-        return min(num_steps, self.num_more) * alone_s
+        if math.isfinite(self.num_more):  # the rest of its gain was lent
+            gain_s *= 1.0 - LENT
+        if missing_s >= gain_s * self.num_more:
+            return self.num_more * alone_s
+        return missing_s / gain_s * alone_s
 
 
 class Pacer:
@@ -60,6 +67,8 @@ class Pacer:
         self._began: dict[Sequence, _Began] = {}  # of those that decode and are promised any
         self._holds = False  # by the last answer
         self._num_held = 0  # steps in a row in which prompts had to wait
+        self._held_since_s: float | None = None  # the first of those
+        self._asked_s = 0.0  # the last time
 
     def note(self, decoding: Iterable[Sequence], now_s: float) -> None:
         """These get a token with the step that is decided now; nothing is promised to batches."""
@@ -83,27 +92,34 @@ class Pacer:
         ``decoding`` get a token with it, and all that are ``runnable`` want to be in it; ``work``
         is all that is to be computed.
         """
+        self._asked_s = now_s
         self.note(decoding, now_s)
         if not self._began or not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)
         alone_s = model.decode.expected_s(_decodes(work))
         firm_s = min(self._firm(now_s, alone_s), default=math.inf)
         asked = list(self._asked_for(now_s, alone_s))
-        asked_s = min((each.left_s for each in asked), default=math.inf)
-        size = self._fitting(work, model, min(firm_s, asked_s))
-        if asked_s < firm_s and size != self._sizes[0]:
-            num_tokens = min(self._sizes[0], work.num_prefill_tokens)
-            step_s = _upper_s(work, model, num_tokens)
-            wait_s = max(each.wait_s(step_s, alone_s) for each in asked)
-            if _can_wait_s(runnable, model, now_s) < max(wait_s, _LEAST_STEPS * alone_s):
-                size = self._fitting(work, model, firm_s)
+        size = self._fitting(work, model, _soonest_s(firm_s, asked))
+        if asked and size != self._sizes[0]:
+            step_s = _upper_s(work, model, min(self._sizes[0], work.num_prefill_tokens))
+            held_s = 0.0 if self._held_since_s is None else now_s - self._held_since_s
+            can_wait_s = self._can_wait_s(runnable, work, model, now_s, step_s - held_s)
+            if can_wait_s < _LEAST_STEPS * alone_s:
+                asked = []
+            kept = [each for each in asked if each.wait_s(step_s, alone_s) <= can_wait_s]
+            size = self._fitting(work, model, _soonest_s(firm_s, kept))
         if size == 0 and self._num_held >= _MOST_HELD:
             size = self._sizes[-1]
         return self._answer(size)
 
     def count_step(self) -> None:
         """A step was decided by the last answer."""
-        self._num_held = self._num_held + 1 if self._holds else 0
+        if not self._holds:
+            self._num_held, self._held_since_s = 0, None
+            return
+        self._num_held += 1
+        if self._held_since_s is None:
+            self._held_since_s = self._asked_s
 
     def _firm(self, now_s: float, alone_s: float) -> Iterator[float]:
         """How long it is until each one's next token is due, of what is promised to all.
@@ -136,9 +152,47 @@ class Pacer:
         fitting = (size for size in self._sizes if _upper_s(work, model, size) <= left_s)
         return next(fitting, 0)
 
+    def _can_wait_s(
+        self,
+        runnable: Iterable[Sequence],
+        work: StepWork,
+        model: StepModel,
+        now_s: float,
+        undue_s: float,
+    ) -> float:
+        """For how long prompts may wait, so that nine of ten first tokens come when they are
+        wanted; less than 0 where only prompts of batches wait.
+
+        ``undue_s``: for how long those may of which nobody said when, or that are late.
+        """
+        cost, beside = model.prefill, _decodes(work)
+        budget = max(1, self._sizes[0] - work.num_decode_rows)
+        queued, least_s = StepWork(), math.inf
+        for seq in runnable:
+            if seq.decodes_next or seq.gives_way:
+                continue
+            start, end = seq.num_planned_computed_tokens, seq.num_planned_tokens
+            queued = queued.plus(StepWork.of_prompt(end, start))
+            num_steps = math.ceil(queued.num_prefill_tokens / budget)
+            step_s = cost.expected_s(beside)  # what it takes whatever it has of prompts
+            takes_s = cost.expected_s(queued, 0) + num_steps * step_s
+            left_s = seq.due_s - now_s - takes_s
+            if seq.num_output_tokens or math.isinf(left_s) or left_s < 0.0:
+                left_s = undue_s
+            else:
+                left_s = _WAITED * (left_s - (cost.upper_ratio - 1.0) * takes_s)
+            least_s = min(least_s, left_s)
+            if least_s <= 0.0:
+                break
+        return least_s if queued.num_prefill_tokens else -1.0
+
     def _answer(self, num_tokens: int | None) -> int | None:
         self._holds = num_tokens == 0
         return num_tokens
+
+
+def _soonest_s(firm_s: float, asked: Iterable[_Owing]) -> float:
+    return min((firm_s, *(each.left_s for each in asked)))
 
 
 def _decodes(work: StepWork) -> StepWork:
@@ -156,19 +210,3 @@ def _left_s(seq: Sequence, began: _Began, tpot_s: float, now_s: float) -> float:
     """Until its next token is due."""
     num_drawn = seq.num_planned_tokens - began.num_tokens
     return began.at_s + tpot_s * (num_drawn + 1) - now_s
-
-
-def _can_wait_s(runnable: Iterable[Sequence], model: StepModel, now_s: float) -> float:
-    """For how long no prompt needs to be computed, so that nine of ten of the first tokens come
-    when they are wanted. Those that are late in any case do not count.
-    """
-    cost, before_s, least_s = model.prefill, 0.0, math.inf
-    for seq in runnable:
-        if seq.decodes_next or seq.yields:
-            continue
-        start, end = seq.num_planned_computed_tokens, seq.num_planned_tokens
-        before_s += cost.expected_s(StepWork.of_prompt(end, start))
-        left_s = seq.due_s - now_s - before_s
-        if not seq.num_output_tokens and left_s >= 0.0:
-            least_s = min(least_s, left_s - (cost.upper_ratio - 1.0) * before_s)
-    return least_s

@@ -104,16 +104,16 @@ def test_a_batch_is_promised_nothing() -> None:
     assert asked(Pacer(TPOT_S, BUDGET), [seq], 0.0) is None
 
 
-WAITS = 200  # tokens of a prompt: 0.26 s, and nine of ten times no more than 0.325 s
+WAITS = 200  # tokens of a prompt: 0.264 s, and nine of ten times no more than 0.33 s
 
 
 @pytest.mark.parametrize(
     ("due_s", "size"),
     [
-        (0.325 + 0.19, 0),  # it can wait for 4.1 steps without it, in which the row gains 0.23 s
-        (0.325 + 0.17, None),
+        (0.33 + 0.37, 0),  # half of this it can wait, and in 0.181 s the row gains 0.23 s
+        (0.33 + 0.35, None),
         (0.27, None),
-        (0.25, 0),  # it is late in any case
+        (0.25, 0),  # it is late in any case, as is the next
         (-1.0, 0),
         (math.inf, 0),
     ],
@@ -126,7 +126,9 @@ def test_who_asked_for_a_pace_gives_way_to_a_first_token_that_would_be_late(
     assert asked(Pacer(None, BUDGET), [seq], 5.0, [prompt], work) == size
     assert asked(Pacer(0.1, BUDGET), [seq], 5.0, [prompt], work) == 0, "this is promised to all"
     yielding = make_sequence(WAITS, due_s=5.0 + due_s, yields=True)
-    assert asked(Pacer(None, BUDGET), [seq], 5.0, [yielding], work) == 0
+    assert asked(Pacer(None, BUDGET), [seq], 5.0, [yielding], work) is None, "see beside_others.py"
+    yielding.has_aged = True
+    assert asked(Pacer(None, BUDGET), [seq], 5.0, [yielding], work) == size
     drawn = make_sequence(WAITS - 1, due_s=5.0 + due_s)
     drawn.token_ids.append(1)
     assert asked(Pacer(None, BUDGET), [seq], 5.0, [drawn], work) == 0, "its first token has come"
@@ -134,7 +136,7 @@ def test_who_asked_for_a_pace_gives_way_to_a_first_token_that_would_be_late(
 
 @pytest.mark.parametrize(
     ("num_more", "can_wait_s", "size"),
-    [(3, 0.12, 64), (3, 0.11, None), (1, 0.09, 0), (1, 0.08, None), (90, 0.05, 512)],
+    [(3, 0.14, 64), (3, 0.12, None), (1, 0.09, 0), (1, 0.08, None), (90, 0.05, 512)],
 )
 def test_a_prompt_waits_for_answers_that_end_soon(
     num_more: int, can_wait_s: float, size: int | None
@@ -142,13 +144,46 @@ def test_a_prompt_waits_for_answers_that_end_soon(
     """For two steps at the least; and for nobody who can spend what a long answer gains."""
     seq = make_sequence(9, tpot_s=0.1, expected=100)
     seq.token_ids += [1] * (100 - num_more)
-    prompt = make_sequence(WAITS, due_s=0.325 + can_wait_s)
+    prompt = make_sequence(WAITS, due_s=0.33 + 2 * can_wait_s)
     work = StepWork(2, 0, WAITS)
     assert asked(Pacer(None, BUDGET), [seq], 0.0, [prompt], work) == size
 
 
+def test_who_could_not_be_waited_for_costs_nobody_else_their_pace() -> None:
+    """A row that gains 0.006 s by each token, beside one that has 0.7 s."""
+    prompt, work = make_sequence(WAITS * 5, due_s=3.0), StepWork(2, 0, WAITS * 5)
+    hopeless, other = make_sequence(9, tpot_s=0.05), make_sequence(10, tpot_s=0.7)
+    assert asked(Pacer(None, BUDGET), [hopeless], 0.0, [prompt], work) is None
+    assert asked(Pacer(None, BUDGET), [other], 0.0, [prompt], work) == 256
+    assert asked(Pacer(None, BUDGET), [hopeless, other], 0.0, [prompt], work) == 256
+
+
+def test_a_long_prompt_takes_as_many_steps_as_it_has_parts() -> None:
+    """2,000 tokens beside two rows are four steps of 510: 2.256 s, nine of ten times 2.82 s."""
+    seq, work = make_sequence(9, tpot_s=0.1), StepWork(2, 0, 2000)
+    wait_s = (0.72 - 0.1) / 0.056 * 0.044
+    for more_s, size in ((0.01, 0), (-0.01, None)):
+        prompt = make_sequence(2000, due_s=2.82 + 2 * wait_s + more_s)
+        assert asked(Pacer(None, BUDGET), [seq], 0.0, [prompt], work) == size
+
+
+def test_prompts_of_which_nobody_said_when_wait_for_a_step_no_longer_than_it_takes() -> None:
+    """0.33 s, of which it needs 0.18 s to gain enough; here it gains nothing, as others do."""
+    pacer, seq, prompt = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.1), make_sequence(WAITS)
+    work, sizes = StepWork(2, 0, WAITS), []
+    for now_s in (5.0, 5.05, 5.1, 5.14):  # it is held for 0.15 s
+        tight = make_sequence(9, tpot_s=0.1)  # a newcomer
+        sizes.append(asked(pacer, [tight], now_s, [prompt], work))
+        asked(pacer, [tight], now_s, [prompt], work)  # asking alone counts nothing
+        pacer.count_step()
+    sizes.append(asked(pacer, [make_sequence(9, tpot_s=0.1)], 5.16, [prompt], work))
+    pacer.count_step()
+    sizes.append(asked(pacer, [seq], 5.17, [prompt], work))
+    assert sizes == [0, 0, 0, 0, None, 0]
+
+
 def test_what_is_computed_before_a_prompt_is_waited_for_too() -> None:
-    seq, last = make_sequence(9, tpot_s=0.1), make_sequence(WAITS + 1, due_s=0.9)
+    seq, last = make_sequence(9, tpot_s=0.1), make_sequence(WAITS + 1, due_s=1.1)
     first = make_sequence(WAITS)
     work = StepWork(1, 0, 2 * WAITS)
     assert asked(Pacer(None, BUDGET), [seq], 0.0, [last, first], work) == 0
@@ -161,9 +196,12 @@ def asked(
     pacer: Pacer,
     decoding: Many[Sequence],
     now_s: float,
-    prompts: Many[Sequence] = (),
+    prompts: Many[Sequence] | None = None,
     work: StepWork = PROMPTS,
 ) -> int | None:
+    """Where prompts have all the time, unless they are given."""
+    if prompts is None:
+        prompts = [make_sequence(5000, due_s=1e6)]
     for seq in decoding:
         seq.num_computed_tokens = seq.num_tokens - 1
     return pacer.max_prompt_tokens(decoding, [*decoding, *prompts], work, MODEL, now_s)

@@ -219,6 +219,7 @@ async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -
         (Claim(), 0.0, None),
         (Claim(tpot_s=0.04, first_token_due_s=107.0), 0.04, 7.0),
         (Claim(first_token_due_s=-1e9), 0.0, -86_400.0),
+        (Claim(tpot_s=1e9, first_token_due_s=1e12), 86_400.0, 86_400.0),  # a day at the most
     ],
 )
 async def test_workers_are_told_what_is_promised(

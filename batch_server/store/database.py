@@ -23,6 +23,7 @@ from diptych.process import StuckThreadError
 
 logger = logging.getLogger(__name__)
 
+_NUM_FIRST_ATTEMPTS: Final = 5  # at the lock, by who starts
 _PG_LOCK: Final = 0x64697074796368  # of this program among all that use the database
 _PG_LIVELINESS: Final[Mapping[str, object]] = {
     "connect_timeout": 10,  # s
@@ -81,7 +82,9 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None
         self._is_lost = asyncio.Event()
-        self._num_lock_attempts = 1  # a second apart; later there was a session of our own
+        # A second apart; the server may not have noticed yet that who had it was killed. Later
+        # there was a session of our own.
+        self._num_lock_attempts = _NUM_FIRST_ATTEMPTS
         set_up = _set_up_sqlite if self._is_sqlite else self._lock_postgres
         event.listen(self._engine, "connect", set_up)
 

@@ -192,7 +192,7 @@ def test_an_engine_with_a_promise_paces_prompts(by: str) -> None:
         shapes = [Shape(0.0, 16, 60), *(Shape(0.2 + 0.3 * i, 512, 2) for i in range(3))]
         placing = Placing()
         if by == "the request":
-            placing = Placing(objectives=Objectives(None, promised_s))
+            placing = Placing(objectives=Objectives(60.0, promised_s))  # prompts can wait
         made = setup(Split(0, 1), model=ROUND, limits=limits)._replace(placing=placing)
         first_s = run(Simulation(made, iter(shapes))).outcomes[0].tpot_s
         assert first_s is not None

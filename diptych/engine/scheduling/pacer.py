@@ -52,7 +52,7 @@ class _Owing(NamedTuple):
             return 0.0
         if math.isfinite(self.num_more):  # the rest of its gain was lent
             gain_s *= 1.0 - LENT
-        if missing_s >= gain_s * self.num_more:
+        if gain_s <= 0.0 or missing_s >= gain_s * self.num_more:
             return self.num_more * alone_s
         return missing_s / gain_s * alone_s
 

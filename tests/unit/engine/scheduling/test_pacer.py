@@ -158,6 +158,17 @@ def test_who_could_not_be_waited_for_costs_nobody_else_their_pace() -> None:
     assert asked(Pacer(None, BUDGET), [hopeless, other], 0.0, [prompt], work) == 256
 
 
+@pytest.mark.parametrize("expected", [0, 1, 100])
+def test_a_pace_that_is_just_that_of_steps_alone_is_never_gained_on(expected: int) -> None:
+    """Only its end can be waited for, if that is expected at all."""
+    alone_s = MODEL.decode.expected_s(StepWork(2))
+    prompt, work = make_sequence(WAITS, due_s=1.0), StepWork(2, 0, WAITS)
+    for tpot_s in (alone_s, math.nextafter(alone_s, 1.0)):
+        seq = make_sequence(9, tpot_s=tpot_s, expected=expected)
+        size = asked(Pacer(None, BUDGET), [seq], 0.0, [prompt], work)
+        assert size == (0 if expected == 1 else None)
+
+
 def test_a_long_prompt_takes_as_many_steps_as_it_has_parts() -> None:
     """2,000 tokens beside two rows are four steps of 510: 2.256 s, nine of ten times 2.82 s."""
     seq, work = make_sequence(9, tpot_s=0.1), StepWork(2, 0, 2000)

@@ -6,19 +6,22 @@ counts as much as one of 600 ms and a machine that changed is learned anew; a me
 above what was expected counts as a bound says, as it says more of the machine's neighbours than
 of the work. The *pace* follows within some ten measurements what the whole sum lags behind, such
 as a neighbour that takes half of the core for a minute. Beside them stands the ratio that nine
-of ten measurements did not exceed, moved up at each one that did and down at each that did not
-(Gibbs and Candès: adaptive conformal inference), which needs no assumption of how they are spread.
+of ten measurements did not exceed: that of the first ones in order of size, then moved up at each
+one that did and down at each that did not (Gibbs and Candès: adaptive conformal inference), which
+needs no assumption of how they are spread.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 _FORGETTING = 0.999  # weight of the past against one more measurement
 _COVERED = 0.9
-_FIRST_UPPER_RATIO = 1.5
-_FINEST_RATIO_STEP = 0.01  # of the upper ratio's logarithm
-_NUM_COARSE = 8  # measurements with steps of a tenth; finer and finer after that
+_FIRST_UPPER_RATIO = 1.5  # until anything is known; the first ones' is no larger
+_NUM_FITTING = 8  # measurements that say little of the others' spread
+_NUM_RANKED = 40  # after those, before the upper ratio moves by steps
+_RATIO_STEP = 0.01  # of the upper ratio's logarithm
 _MOST_ABOVE = 2.0  # a measurement counts as so many times the expected cost at the most ...
 _NUM_TRUSTING = 16  # ... after this many
 _PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
@@ -48,6 +51,7 @@ class LearnedCost:
         self._coefficients = [0.0] * num_features
         self._log_pace = 0.0  # of the latest measurements to the sum
         self._log_upper = math.log(_FIRST_UPPER_RATIO)
+        self._ranked: list[float] = []  # the first measurements' logarithms to what was expected
         self._num_samples = 0
         self._num_unsolved = 0
 
@@ -95,9 +99,14 @@ class LearnedCost:
 
     def _follow(self, log_ratio: float) -> None:
         """A measurement was so much above what was expected at the pace until now."""
-        step = max(_FINEST_RATIO_STEP, 0.1 / (1 + self._num_samples // _NUM_COARSE))
-        is_above = log_ratio > self._log_upper
-        self._log_upper = max(0.0, self._log_upper + step * (is_above - (1 - _COVERED)))
+        if self._num_samples >= _NUM_FITTING and len(self._ranked) < _NUM_RANKED:
+            bisect.insort(self._ranked, log_ratio)
+            num = len(self._ranked)
+            upper = self._ranked[min(num, math.ceil(_COVERED * (num + 1))) - 1]
+            self._log_upper = max(0.0, min(upper, math.log(_FIRST_UPPER_RATIO)))
+        elif self._ranked:
+            is_above = log_ratio > self._log_upper
+            self._log_upper = max(0.0, self._log_upper + _RATIO_STEP * (is_above - (1 - _COVERED)))
         if self._num_samples > _NUM_TRUSTING:
             off_pace = max(-_MOST_OFF_PACE, min(_MOST_OFF_PACE, log_ratio))
             self._log_pace += _PACE_WEIGHT * off_pace

@@ -54,6 +54,23 @@ def test_the_error_is_small_and_nine_of_ten_are_below_the_upper_ratio(spread: fl
     assert 0.88 < num_covered / len(errors) < 0.92
 
 
+@pytest.mark.parametrize("spread", [0.03, 0.1, 0.2])
+def test_soon_no_more_than_needed_is_left_for_what_takes_longer(spread: float) -> None:
+    """Where steps are rare, the first hundreds are minutes: of thirty that start anew, together."""
+    num_covered = num_all = 0
+    for seed in range(30):
+        learned, rng = LearnedCost(3), Random(seed)
+        for number in range(300):
+            work = features(rng)
+            measured_s = cost_of(work) * rng.lognormvariate(0, spread)
+            if number >= 24:
+                upper_s = learned.expected_s(work) * learned.learned.upper_ratio
+                num_covered += measured_s <= upper_s
+                num_all += 1
+            learned.learn(work, measured_s)
+    assert 0.88 < num_covered / num_all < 0.92
+
+
 def test_a_machine_that_became_slower_is_learned_anew() -> None:
     learned = LearnedCost(3)
     teach(learned, lambda: 1.0, 1000)

@@ -398,6 +398,13 @@ def main() -> None:
     parser.add_argument("--budget", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--prefill-budget", type=int, nargs="+", default=[128, 512, 1024])
     parser.add_argument("--placement", nargs="+", default=["least-loaded"])
+    parser.add_argument(
+        "--deployment",
+        nargs="+",
+        choices=list(ADMITTED.values()),
+        default=list(ADMITTED.values()),
+        help="soft: workers of both roles, with --placement predicted",
+    )
     parser.add_argument("--seed", type=int, nargs="+", default=[11], help="of arrivals and lengths")
     parser.add_argument("--ttft-multiple", type=float, nargs="+", default=TTFT_MULTIPLES)
     parser.add_argument("--tpot-multiple", type=float, nargs="+", default=TPOT_MULTIPLES)
@@ -445,7 +452,7 @@ def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
     work, num_left = Workload(lengths, options.vocab), options.cells
     for each in deployments(options):
         todo = [point for point in each.points(options) if each.key + point.key not in done]
-        if not todo or num_left == 0:
+        if ADMITTED[each.kind] not in options.deployment or not todo or num_left == 0:
             continue
         show(f"starting {each.name}, {each.placement}")
         with each.running(options) as cluster:

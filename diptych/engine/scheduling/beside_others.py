@@ -3,7 +3,8 @@
 Each token that a batch draws makes the step longer for everybody in it. So where others decode,
 those that give way get no more of the engine's time, on average, than the promised time between
 tokens leaves, or a quarter of what others take where nothing is promised: as batch weighs against
-standard in a router's queue. Steps without them pay for those with them. Rows sit such steps out,
+standard in a router's queue; and less than that where a time that one of the others asked for
+leaves less. Steps without them pay for those with them. Rows sit such steps out,
 and whoever was passed by for longest goes first; parts of their prompts, which cost far more, have
 every other turn. A promise leaves them a sixteenth at the least, so nobody sits out for ever. Where
 nobody else decodes, nobody sits out.
@@ -38,7 +39,7 @@ class BesideOthers:
     """What is saved and owed on one engine. Asked before each step, and told of each."""
 
     def __init__(self, tpot_s: float | None) -> None:
-        """``tpot_s``: the time between tokens, on average, that is promised to others."""
+        """``tpot_s``: the time between tokens, on average, that is promised to all others."""
         self._tpot_s = tpot_s
         self._saved_s = 0.0  # by steps without them; less than 0: overdrawn
         self._is_prompts_turn = False
@@ -54,7 +55,8 @@ class BesideOthers:
             return None
         others = backlog.work(seq for seq in seqs if not seq.gives_way)
         decodes = others._replace(num_prefill_tokens=0, num_attention_pairs=0)
-        left_s = self._saved_s + self._left_s(decodes, model)
+        asked_s = _asked_s((seq for seq in seqs if seq.is_decoding), decodes, model)
+        left_s = self._saved_s + self._left_s(decodes, model, asked_s)
         if others.num_prefill_tokens and self._tpot_s is not None:  # what is left is for these
             left_s = min(left_s, self._saved_s + LEAST_SHARE * model.decode.expected_s(decodes))
         if left_s <= 0.0:
@@ -80,20 +82,32 @@ class BesideOthers:
         others = work_of(
             StepPlan(chunks=tuple(chunk for seq, chunk in chunks if not seq.gives_way))
         )
-        work, left_s = work_of(plan), self._left_s(others, model)
+        decoding = (seq for seq, chunk in chunks if len(chunk.token_ids) == 1)
+        asked_s = _asked_s(decoding, others, model)
+        work, left_s = work_of(plan), self._left_s(others, model, asked_s)
         took_s = model.cost_of(work).expected_s(work)
         cost_s = max(0.0, took_s - model.cost_of(others).expected_s(others))
         if self._saved_s + left_s > 0.0:
             self._is_prompts_turn = self._offered_to_rows
         self._saved_s = min(left_s, self._saved_s + left_s - cost_s)
 
-    def _left_s(self, others: StepWork, model: StepModel) -> float:
-        """That a step leaves which has so much of others."""
+    def _left_s(self, others: StepWork, model: StepModel, asked_s: float | None) -> float:
+        """That a step leaves which has so much of others, one of which asked for a pace."""
         cost = model.cost_of(others)
         alone_s = cost.expected_s(others)
-        if self._tpot_s is None:
-            return SHARE * alone_s
-        return max(self._tpot_s - alone_s * cost.upper_ratio, LEAST_SHARE * alone_s)
+        upper_s = alone_s * cost.upper_ratio
+        left_s = SHARE * alone_s if self._tpot_s is None else self._tpot_s - upper_s
+        if asked_s is not None:
+            left_s = min(left_s, asked_s - upper_s)
+        return max(left_s, LEAST_SHARE * alone_s)
+
+
+def _asked_s(decoding: Iterable[Sequence], others: StepWork, model: StepModel) -> float | None:
+    """The shortest time between tokens that one of these asked for: of those that do not yield,
+    and that would have it if others had each step for themselves."""
+    alone_s = model.decode.expected_s(others)
+    paces = (seq.tpot_s for seq in decoding if not seq.yields)
+    return min((pace_s for pace_s in paces if pace_s and pace_s >= alone_s), default=None)
 
 
 def _max_prompt_tokens(left_s: float, decodes: StepWork, model: StepModel) -> int | None:

@@ -40,16 +40,25 @@ class Run:
         self.most_rows = 0  # of those that yield, in one step
         self.token_times: dict[Sequence, list[float]] = {}
 
-    def start(self, *, yields: bool, num_tokens: int = 4, num_output_tokens: int = 100) -> Sequence:
+    def start(
+        self,
+        *,
+        yields: bool,
+        num_tokens: int = 4,
+        num_output_tokens: int = 100,
+        tpot_s: float = 0.0,
+    ) -> Sequence:
         number = len(self.token_times) + 1
         seq = make_sequence([number] * num_tokens, max_tokens=num_output_tokens)
-        seq.yields = yields
+        seq.yields, seq.tpot_s = yields, tpot_s
         self.token_times[seq] = []
         return start_local(self.scheduler, seq)
 
-    def started(self, *, yields: bool, num_output_tokens: int = 100) -> Sequence:
+    def started(
+        self, *, yields: bool, num_output_tokens: int = 100, tpot_s: float = 0.0
+    ) -> Sequence:
         """One that decodes."""
-        seq = self.start(yields=yields, num_output_tokens=num_output_tokens)
+        seq = self.start(yields=yields, num_output_tokens=num_output_tokens, tpot_s=tpot_s)
         while not self.token_times[seq]:
             self.step()
         return seq
@@ -89,10 +98,12 @@ class Run:
         return [seq.num_output_tokens for seq in seqs]
 
 
-def beside_sixteen(run: Run, num_output_tokens: int = 100) -> tuple[Sequence, list[Sequence]]:
-    """One that decodes beside rows of a batch, to its end."""
+def beside_sixteen(
+    run: Run, num_output_tokens: int = 100, tpot_s: float = 0.0
+) -> tuple[Sequence, list[Sequence]]:
+    """One that decodes beside rows of a batch, to its end; ``tpot_s``: that it asked for."""
     rows = [run.started(yields=True, num_output_tokens=1000) for _ in range(16)]
-    other = run.started(yields=False, num_output_tokens=num_output_tokens)
+    other = run.started(yields=False, num_output_tokens=num_output_tokens, tpot_s=tpot_s)
     run.finish(other)
     return other, rows
 
@@ -162,6 +173,32 @@ def test_what_is_promised_says_how_many_rows_there_are(tpot_s: float, pace_s: fl
     assert run.pace_s(other) == pytest.approx(pace_s, rel=0.04)
     assert run.pace_s(other) <= pace_s + ROW_S / 90
     assert min(run.num_tokens(rows)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "pace_s"),
+    [
+        (0.0225, 0.0225),  # leaves less than a quarter
+        (0.05, (1 + SHARE) * ALONE_S),  # leaves more, of which a batch gets no more than that
+        (0.015, (1 + SHARE) * ALONE_S),  # it could not have that alone
+        (ALONE_S, (1 + LEAST_SHARE) * ALONE_S),
+    ],
+)
+def test_a_pace_that_was_asked_for_leaves_a_batch_less(tpot_s: float, pace_s: float) -> None:
+    run = Run()
+    other, rows = beside_sixteen(run, tpot_s=tpot_s)
+    assert run.pace_s(other) == pytest.approx(pace_s, rel=0.02)
+    assert run.pace_s(other) <= pace_s + ROW_S / 90
+    assert min(run.num_tokens(rows)) >= 1
+
+
+def test_the_tightest_pace_counts_and_a_batch_asks_for_none() -> None:
+    run = Run(tpot_s=0.2)
+    for _ in range(16):
+        run.started(yields=True, num_output_tokens=1000, tpot_s=0.03)
+    others = [run.started(yields=False, tpot_s=tpot_s) for tpot_s in (0.1, 0.05, 0.0)]
+    run.finish(others[1])
+    assert run.pace_s(others[1]) == pytest.approx(0.05, rel=0.05)
 
 
 def test_a_promise_is_spent_on_others_prompts_first() -> None:

@@ -2,11 +2,13 @@
 
 import sys
 
-from diptych.process import loading, main
+from diptych.loading import end_at_interrupt, loading
 
 with loading():
+    end_at_interrupt()
     from batch_server.app import serve
     from batch_server.config import BatchServerConfig
+    from diptych.process import main
 
 if __name__ == "__main__":
     sys.exit(main(BatchServerConfig, serve))

@@ -3,18 +3,14 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from batch_server.status import BatchStatus
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 """What the lines of a batch are asked of."""
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 FileKind = Literal["file", "batch"]
 
 

@@ -2,10 +2,12 @@
 
 import sys
 
-from diptych.process import loading, main
+from diptych.loading import end_at_interrupt, loading
 
 with loading():
+    end_at_interrupt()
     from decode_worker.app import serve
     from decode_worker.config import DecodeWorkerConfig
+    from diptych.process import main
 
 sys.exit(main(DecodeWorkerConfig, serve))

@@ -1,8 +1,8 @@
 """The shell of a server process: settings, event loop, signals, and what every role serves.
 
-``main`` is what ``python -m router`` and its siblings call, having loaded the role
-within ``loading``; :class:`diptych.service_host.ServiceHost` is what a role's ``serve`` is built
-around. Neither knows what the role does.
+``main`` is what ``python -m router`` and its siblings call, having loaded the role as
+:mod:`diptych.loading` says; :class:`diptych.service_host.ServiceHost` is what a role's
+``serve`` is built around. Neither knows what the role does.
 
 A role looks like this::
 
@@ -28,8 +28,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NoReturn, Protocol, TypeVar
 
@@ -116,21 +115,6 @@ class Serve(Protocol[P_contra]):
     """
 
     async def __call__(self, config: P_contra, stop: asyncio.Event, ready: Ready, /) -> None: ...
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Import a role within it: the garbage collector stays away from modules, then and later.
-
-    Of a worker they are 290,000 objects. To go through them again and again as they grow took
-    0.4 s of its start, and once more at its end 0.3 s; all that was found were 8,000 to free.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def main(config_type: type[P], serve: Serve[P], args: Sequence[str] | None = None) -> int:

@@ -3,9 +3,11 @@
 import gc
 import sys
 
-from diptych.process import loading, main
+from diptych.loading import end_at_interrupt, loading
 
 with loading():
+    end_at_interrupt()
+    from diptych.process import main
     from router.config import RouterConfig
     from router.processes import serve
 

@@ -2,9 +2,11 @@
 
 import sys
 
-from diptych.process import loading, main
+from diptych.loading import end_at_interrupt, loading
 
 with loading():
+    end_at_interrupt()
+    from diptych.process import main
     from soft_worker.app import serve
     from soft_worker.config import SoftWorkerConfig
 

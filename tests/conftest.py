@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from diptych.process import loading
+from diptych.loading import loading
 from tests import notes, search_seed, second_tries
 from tests.golden import models
 

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
 
-from diptych.process import loading
+from diptych.loading import loading
 
 _MAX_MESSAGE_BYTES = 1 << 16
 

@@ -16,10 +16,11 @@ from diptych.request_class import RequestClass
 
 _MAX_ID_CHARACTERS: Final = 512
 _SEED_BITS: Final = 53  # that any JSON reader keeps
-_PROMPTS: Final[Mapping[Endpoint, str]] = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/embeddings": "input",
+_PROMPTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {  # as they follow one another
+    "/v1/chat/completions": ("messages",),
+    "/v1/completions": ("prompt",),
+    "/v1/responses": ("instructions", "input"),
+    "/v1/embeddings": ("input",),
 }
 _NO_TEXT: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # of an id
 _OBJECTIVES: Final = ("ttft_ms", "tpot_ms")  # of clients that wait for an answer
@@ -89,9 +90,9 @@ class LineCheck:
         return value
 
     def _key(self, number: int, body: Mapping[str, Any]) -> SendingKey:
-        prompt = body.get(_PROMPTS[self._endpoint])
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-        return SendingKey.of(number, text)
+        parts = [body.get(name) for name in _PROMPTS[self._endpoint]]
+        texts = (p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in parts)
+        return SendingKey.of(number, "\n".join(texts))
 
 
 class LineMaker:

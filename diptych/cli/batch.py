@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliPositionalArg
 
+from batch_server.records import Endpoint
 from diptych import settings
 from diptych.cli.batch_client import AwayError, BatchClient, BatchError
 from diptych.cli.batch_over_grpc import GrpcBatchClient
@@ -87,7 +88,7 @@ class SubmitConfig(_ServerConfig):
     """Upload a file of requests and have it answered. Prints the batch's id."""
 
     file: CliPositionalArg[Path] = Field(description="JSON Lines, each a request with its id.")
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"] = Field(
+    endpoint: Endpoint = Field(
         "/v1/chat/completions", description="What the requests are asked of."
     )
     completion_window: str = Field(

@@ -262,10 +262,17 @@ async def measure(
     before = foretold(cluster)
     outcomes, shares = await offer(cluster, work, point, duration_s, wanted)
     await cluster.wait_baseline(within_s=30.0)
-    run: dict[str, Any] = {"outcomes": outcomes, "cpu": shares}
+    steps = [await learned_steps(worker) for worker in cluster.workers]
+    run: dict[str, Any] = {"outcomes": outcomes, "cpu": shares, "steps": steps}
     if point.multiples is not None:
         run["foretold"] = {le: num - before.get(le, 0.0) for le, num in foretold(cluster).items()}
     return run
+
+
+async def learned_steps(worker: Process) -> dict[str, dict[str, float]]:
+    """What a worker says that its steps take, as :mod:`tests.bench.step_model` writes it."""
+    model = StepModel.from_proto((await _state(worker)).step_model)
+    return {kind: cost._asdict() for kind, cost in model._asdict().items()}
 
 
 def foretold(cluster: Cluster) -> dict[str, float]:

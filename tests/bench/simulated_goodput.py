@@ -1,76 +1,216 @@
-"""The map of ``tests.bench.goodput``, simulated: its deployments, arrivals, lengths, objectives.
+"""What `tests.bench.goodput` measured, simulated: the same arrivals, lengths and objectives.
 
-    .venv/bin/python -m tests.bench.simulated_goodput --trace AzureLLMInferenceTrace_conv.csv
+    .venv/bin/python -m tests.bench.simulated_goodput bench-goodput.json --trace X.csv
 
-Both print the same table, so that what was simulated can be held against what was measured.
+Each run of the file is simulated with what steps took in that file's runs of such a deployment,
+as its workers had learned it (of runs that tell nothing, with those of ``--steps``). For each rate
+and each pair of objectives: what was measured and what was simulated, requests/s, and whether the
+better one of a split and two colocated engines is the same.
 """
 
 import argparse
-from collections.abc import Iterator
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
 from diptych.simulation.measured_steps import DEMO, read_steps
-from diptych.simulation.outcome import Objective, Outcome
+from diptych.simulation.outcome import Objective, Outcome, goodput
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
-from tests.bench.goodput import APART, DRAIN_S, TOGETHER, Workload, cells, table
+from diptych.step_model import StepCost, StepModel
+from router.placement.types import Objectives
+from tests.bench.goodput import (
+    ADMITTED,
+    APART,
+    BOTH,
+    DRAIN_S,
+    PREDICTED,
+    TOGETHER,
+    TPOT_MULTIPLES,
+    TTFT_MULTIPLES,
+    UNLOADED,
+    Workload,
+    unit_of,
+)
+from tests.bench.measured_cells import Cell, MeasuredCells
 from tests.bench.slo import scaled
 
-LIMITS = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
-MAX_PROMPT, MAX_OUTPUT = 1024, 256
-DECODE_BUDGET = 512  # the default of a decode worker that computes no prompts
+_LIMITS: Final = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
+_DECODE_BUDGET: Final = 512  # the default of a decode worker that computes no prompts
+_SPLITS: Final = {APART: Split(1, 1), TOGETHER: Split(0, 2), BOTH: Split(0, 0, 2)}
+_TIED: Final = 0.03  # of the better one: who is ahead by less is so by chance
+_CLOSE: Final = 0.1
 
 
-def setups(options: argparse.Namespace) -> Iterator[tuple[str, Setup]]:
-    """Each deployment by its name in the map."""
-    model = DEMO if options.steps is None else read_steps(options.steps)
-    placing = Placing(local_below_tokens=0)
-    for budget in options.prefill_budget:
-        workers = Workers(_limits(budget), _limits(DECODE_BUDGET), model)
-        yield f"{APART} {budget}", Setup(Split(1, 1), workers, placing=placing)
-    for budget in options.budget:
-        workers = Workers(_limits(budget), _limits(budget), model)
-        yield f"{TOGETHER} {budget}", Setup(Split(0, 2), workers, placing=placing)
+class Run(NamedTuple):
+    """One that was measured, as its key says."""
+
+    kind: str
+    budget: int
+    placement: str
+    wanted: str  # multiples of the unloaded medians that requests told; any: none
+    rate: float
+    seed: int
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Run":
+        kind, budget, placement, wanted, rate, seed = cell["key"]
+        return cls(kind, int(budget), placement, wanted, float(rate), int(seed))
+
+    def setup(self, steps: StepModel, unit: Objective) -> Setup:
+        """The same deployment; ``unit``: the unloaded medians."""
+        limits = _LIMITS._replace(max_batched_tokens=self.budget)
+        decode = (
+            limits._replace(max_batched_tokens=_DECODE_BUDGET) if self.kind == APART else limits
+        )
+        placing = Placing(self.placement, local_below_tokens=0 if self.kind == APART else 64)
+        if self.placement == PREDICTED:
+            ttft, tpot = map(float, self.wanted.split("x"))
+            wanted = Objectives(ttft * unit.ttft_s, tpot * unit.tpot_s)
+            placing = placing._replace(objectives=wanted, may_refuse=True)
+        workers = Workers(limits, decode, steps)
+        return Setup(_SPLITS[self.kind], workers, placing=placing, seed=self.seed)
 
 
-def _limits(budget: int) -> EngineLimits:
-    return LIMITS._replace(max_batched_tokens=budget)
+class Compared(NamedTuple):
+    """One deployment where one pair of objectives is wanted, at one rate. Requests/s."""
+
+    kind: str
+    is_admitted: bool
+    rate: float
+    ttft: float
+    tpot: float
+    measured: float
+    simulated: float
+
+    @property
+    def ratio(self) -> float:
+        return self.simulated / self.measured if self.measured else float("nan")
 
 
-def outcomes(setup: Setup, work: Workload, rate: float, duration_s: float) -> list[Outcome]:
-    """Of the load that the measurement offers."""
+def learned(done: Iterable[Cell], kind: str, otherwise: StepModel) -> StepModel:
+    """What steps took where such a deployment was measured: the median of its workers."""
+    told = [steps for cell in done if cell["key"][0] == kind for steps in cell.get("steps", ())]
+    costs = []
+    for name, least in otherwise._asdict().items():
+        known = [cost for cost in (StepCost(**steps[name]) for steps in told) if cost.is_known]
+        medians = [statistics.median(values) for values in zip(*known, strict=True)]
+        costs.append(StepCost(*medians)._replace(num_steps=known[0].num_steps) if known else least)
+    return StepModel(*costs)
+
+
+def outcomes(
+    run: Run, *, steps: Mapping[str, StepModel], work: Workload, unit: Objective, duration_s: float
+) -> list[Outcome]:
+    """What comes of the load that the measurement offered."""
     shapes = (
         Shape(at_s, lengths.prompt, lengths.output)
-        for at_s, lengths in work.arrivals(rate, duration_s)
+        for at_s, lengths in work.arrivals(run.rate, duration_s, run.seed)
     )
-    return Simulation(setup, shapes).run(duration_s, DRAIN_S).outcomes
+    simulation = Simulation(run.setup(steps[run.kind], unit), shapes)
+    return simulation.run(duration_s, DRAIN_S).outcomes
+
+
+def compared(
+    rows: Sequence[tuple[Run, Sequence[Outcome], Sequence[Outcome]]],
+    unit: Objective,
+    duration_s: float,
+) -> Iterator[Compared]:
+    """Of what was measured and simulated; of several seeds the means, of several budgets the best.
+
+    What requests did not tell is compared with every pair of objectives.
+    """
+    for ttft, tpot in itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES):
+        objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
+        found: dict[tuple[str, bool, float], dict[int, list[tuple[float, float]]]] = {}
+        for run, measured, simulated in rows:
+            if run.wanted in ("any", f"{ttft:g}x{tpot:g}"):
+                both = (
+                    goodput(measured, objective, duration_s),
+                    goodput(simulated, objective, duration_s),
+                )
+                of_budget = found.setdefault((run.kind, run.placement == PREDICTED, run.rate), {})
+                of_budget.setdefault(run.budget, []).append(both)
+        for (kind, is_admitted, rate), of_budget in found.items():
+            means = [
+                [statistics.fmean(values) for values in zip(*pairs, strict=True)]
+                for pairs in of_budget.values()
+            ]
+            best = [max(values) for values in zip(*means, strict=True)]
+            yield Compared(kind, is_admitted, rate, ttft, tpot, *best)
+
+
+def has_same_winner(those: Sequence[Compared]) -> bool | None:
+    """Whether the better one of the fixed regimes is the same; None: there are not two."""
+    fixed = [each for each in those if each.kind != BOTH]
+    if len(fixed) != len(_SPLITS) - 1:
+        return None
+    best = max(fixed, key=lambda each: each.simulated)
+    return best.measured >= (1.0 - _TIED) * max(each.measured for each in fixed)
+
+
+def table(those: Iterable[Compared]) -> str:
+    """A line for each rate and pair of objectives, and what follows from all."""
+    groups: dict[tuple[bool, float, float, float], list[Compared]] = {}
+    for each in those:
+        groups.setdefault((each.is_admitted, each.rate, each.ttft, each.tpot), []).append(each)
+    lines = ["rate TTFT TPOT: measured, simulated (ratio)"]
+    for is_admitted in sorted({key[0] for key in groups}):
+        own = {key: group for key, group in groups.items() if key[0] == is_admitted}
+        lines.append("with admission" if is_admitted else "plain")
+        for (_, rate, ttft, tpot), group in own.items():
+            told = (
+                f"{ADMITTED[each.kind]} {each.measured:.2f} {each.simulated:.2f} ({each.ratio:.2f})"
+                for each in group
+            )
+            lines.append(f"{rate:g} {ttft:g}x {tpot:g}x: {', '.join(told)}")
+        for kind in dict.fromkeys(each.kind for group in own.values() for each in group):
+            ratios = [e.ratio for group in own.values() for e in group if e.kind == kind]
+            num_close = sum(abs(ratio - 1.0) <= _CLOSE for ratio in ratios)
+            lines.append(
+                f"{ADMITTED[kind]}: {num_close} of {len(ratios)} within a tenth,"
+                f" median {statistics.median(ratios):.2f}"
+            )
+        same = [has_same_winner(group) for group in own.values()]
+        known = [each for each in same if each is not None]
+        lines.append(f"the better fixed one is the same in {sum(known)} of {len(known)}")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("measured", type=Path, help="what tests.bench.goodput wrote")
     parser.add_argument("--trace", type=Path, required=True, help="as of diptych simulate")
-    parser.add_argument("--steps", type=Path, help="step model; without it the demo model's")
-    parser.add_argument("--divide", type=float, default=4.0, help="all lengths by this")
-    parser.add_argument("--rate", type=float, nargs="+", default=[1.2, 2.0])
-    parser.add_argument("--duration", type=float, default=30.0, help="s of arrivals per rate")
-    parser.add_argument("--budget", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
-    parser.add_argument("--prefill-budget", type=int, nargs="+", default=[128, 512, 1024])
-    parser.add_argument("--unit-ttft", type=float, default=0.346, help="unloaded median, s")
-    parser.add_argument("--unit-tpot", type=float, default=0.0412, help="unloaded median, s")
+    parser.add_argument("--steps", type=Path, help="of runs that tell none; else the demo model's")
     options = parser.parse_args()
-    lengths = scaled(read_trace(options.trace), options.divide, MAX_PROMPT, MAX_OUTPUT)
-    work = Workload(lengths, vocab=1000)
-    rows = [
-        {"deployment": name, "outcomes": outcomes(setup, work, rate, options.duration)}
-        for name, setup in setups(options)
-        for rate in options.rate
-    ]
-    unit = Objective(options.unit_ttft, options.unit_tpot)
-    print(table(cells(rows, unit, options.duration)))  # noqa: T201
+    done = MeasuredCells(options.measured, {"trace": options.trace.name})
+    told, unit = done.common, unit_of(done)
+    otherwise = DEMO if options.steps is None else read_steps(options.steps)
+    lengths = scaled(
+        read_trace(options.trace), told["divide"], told["max_prompt"], told["max_output"]
+    )
+    cells = [cell for cell in done if tuple(cell["key"]) != UNLOADED]
+    runs = [Run.of(cell) for cell in cells]
+    simulate = partial(
+        outcomes,
+        steps={kind: learned(cells, kind, otherwise) for kind in _SPLITS},
+        work=Workload(lengths, vocab=1000),
+        unit=unit,
+        duration_s=told["duration"],
+    )
+    with ProcessPoolExecutor() as processes:
+        simulated = list(processes.map(simulate, runs))
+    measured = [[Outcome(*each) for each in cell["outcomes"]] for cell in cells]
+    rows = list(zip(runs, measured, simulated, strict=True))
+    print(table(compared(rows, unit, told["duration"])))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -377,10 +377,19 @@ async def through_kills(server: Process, doomed: Process, bodies: dict[str, Any]
     return batch
 
 
+def texts_of(output: list[dict[str, Any]]) -> list[str]:
+    """Of a response's items."""
+    return [part["text"] for item in output for part in item["content"]]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "The quiet garden opens", "temperature": 0}),
+        (
+            "/v1/responses",
+            {"input": "The quiet garden opens", "instructions": "Go on.", "temperature": 0},
+        ),
         ("/v1/embeddings", {"input": "The quiet garden opens"}),
     ],
 )
@@ -393,9 +402,14 @@ async def test_other_endpoints(
         batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
         (line,) = await lines_of(client, batch.output_file_id)
     answer = (await http.post(path, json=body)).json()
+    told = line["response"]["body"]
+    if path == "/v1/responses":
+        assert texts_of(told["output"]) == texts_of(answer["output"]) != []
+        assert told["usage"]["input_tokens"] > 0
+        return
     part = "data" if path == "/v1/embeddings" else "choices"
-    assert line["response"]["body"][part] == answer[part]
-    assert line["response"]["body"]["usage"]["prompt_tokens"] > 0
+    assert told[part] == answer[part]
+    assert told["usage"]["prompt_tokens"] > 0
 
 
 async def test_files_and_batches_are_listed_cancelled_and_deleted(

@@ -164,6 +164,26 @@ def test_every_role_is_loaded_without_collections(main: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("module", ["router", "soft_worker"])
+def test_an_interrupt_while_it_loads_ends_it_without_a_word(module: str) -> None:
+    # A test run in the background may have been told to ignore SIGINT.
+    code = (
+        "import signal, runpy\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "pydantic" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in rest
+    assert "KeyboardInterrupt" not in rest
+
+
 def test_what_settled_is_not_looked_at_again() -> None:
     code = (
         "import gc, weakref, torch\n"

@@ -1,0 +1,34 @@
+"""How a server process begins: before anything that takes long to import.
+
+All else that a role needs is imported within ``loading``.
+"""
+
+import gc
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def end_at_interrupt() -> None:
+    """Ctrl-C ends the process, without a word, until it serves and can end as it should.
+
+    In the middle of an import it would be a traceback of some module. Whoever started the
+    process may have told it to ignore Ctrl-C, as shells do in the background: so it stays.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import a role within it: the garbage collector stays away from modules, then and later.
+
+    Of a worker they are 290,000 objects. To go through them again and again as they grow took
+    0.4 s of its start, and once more at its end 0.3 s; all that was found were 8,000 to free.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

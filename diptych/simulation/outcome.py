@@ -10,6 +10,7 @@ class Outcome(NamedTuple):
 
     ttft_s: float | None
     tpot_s: float | None  # (last - first token time) / (n - 1)
+    num_tokens: int = 0
 
     @classmethod
     def of(cls, due_s: float, times: Sequence[float], num_wanted: int) -> "Outcome":
@@ -22,7 +23,7 @@ class Outcome(NamedTuple):
     def between(cls, due_s: float, first_s: float, last_s: float, num_tokens: int) -> "Outcome":
         """Of one that finished, from the moments of its first and its last token."""
         tpot_s = (last_s - first_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
-        return cls(first_s - due_s, tpot_s)
+        return cls(first_s - due_s, tpot_s, num_tokens)
 
 
 class Objective(NamedTuple):
@@ -36,6 +37,14 @@ class Objective(NamedTuple):
         if outcome.ttft_s is None or outcome.tpot_s is None:
             return False
         return outcome.ttft_s <= self.ttft_s and outcome.tpot_s <= self.tpot_s
+
+    def in_time(self, outcome: Outcome) -> bool:
+        """Whether the last token came by when it is due where both just hold."""
+        if outcome.ttft_s is None or outcome.tpot_s is None:
+            return False
+        num_gaps = max(0, outcome.num_tokens - 1)
+        took_s = outcome.ttft_s + num_gaps * outcome.tpot_s
+        return took_s <= self.ttft_s + num_gaps * self.tpot_s
 
 
 def goodput(outcomes: Sequence[Outcome], objective: Objective, duration_s: float) -> float:

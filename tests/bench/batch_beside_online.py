@@ -20,8 +20,9 @@ from statistics import median, quantiles
 
 from diptych.client import BatchClient, BatchState
 from tests.bench.environment import environment
-from tests.bench.goodput import Point, Workload, offer
+from tests.bench.goodput import Point, offer
 from tests.bench.slo import Lengths
+from tests.bench.workload import Workload
 from tests.cluster import Cluster, Process, as_args, running_cluster
 from tests.waiting import until
 
@@ -103,8 +104,8 @@ class Batch:
 async def online(cluster: Cluster, args: argparse.Namespace, seed: int) -> list[float | None]:
     """One round: the time to first token of each request; None: it had none."""
     work = Workload([Lengths(args.prompt, args.output)], _VOCAB)
-    outcomes, _ = await offer(cluster, work, Point(args.rate, seed), args.seconds, wanted=None)
-    return [outcome.ttft_s for outcome in outcomes]
+    told, _ = await offer(cluster, work, Point(args.rate, seed), args.seconds, wanted=None)
+    return [each.outcome.ttft_s for each in told]
 
 
 async def measure(cluster: Cluster, folder: Path, args: argparse.Namespace) -> BesideFigures:

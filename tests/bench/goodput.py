@@ -17,6 +17,8 @@ their steps take, as any that have served for some minutes do.
 
 With ``--placement predicted`` each deployment is run with admission too, and two workers of
 both roles with it: requests then say what they want, so that each objective is a run of its own.
+``--static-batch`` are two colocated engines to which requests go in static batches of so many:
+what servers did before continuous batching.
 
 Each run is written when it is done, and what ``--out`` has already is not run again: hours of
 them can be made in pieces (``--cells``), with one setting or another each time.
@@ -27,11 +29,13 @@ import asyncio
 import itertools
 import random
 import secrets
+import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +51,8 @@ from router.cluster.watch import roles_of
 from tests.bench.environment import environment
 from tests.bench.measured_cells import MeasuredCells
 from tests.bench.slo import Lengths, best, scaled
+from tests.bench.static_batches import StaticBatches
+from tests.bench.workload import Workload
 from tests.call import generate, token_request
 from tests.cluster import Cluster, Process, running_cluster
 
@@ -55,32 +61,15 @@ DRAIN_S = 10.0  # after the last arrival; what is not done by then is a miss
 NUM_UNLOADED = 12
 UNLOADED_S = 120.0  # for one of these
 NUM_AT_ONCE, NUM_TO_WARM_UP, WARM_UP_TOKENS = 4, 400, 16  # requests, at most; of each answer
-# How deployments are named, and their best budget.
-APART, TOGETHER, BOTH = "prefill budget", "budget", "soft budget"
-ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft"}  # in the map
+# How deployments are named, and their best budget; static batches by how many requests they have.
+APART, TOGETHER, BOTH, STATIC = "prefill budget", "budget", "soft budget", "static batch"
+# In the map.
+ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft", STATIC: "static"}
+FINISHED = "FINISHED"  # how a request ended; else as its error is called
 PREDICTED = "predicted"
 UNLOADED = ("unloaded",)
 _FORETOLD = 'diptych_router_ttft_foretold_ratio_bucket{le="'
 Multiples = tuple[float, float]  # of the unloaded medians of TTFT and TPOT
-
-
-class Workload:
-    """The same arrivals, lengths and prompts for every deployment."""
-
-    def __init__(self, lengths: Sequence[Lengths], vocab: int) -> None:
-        self._lengths, self._vocab = lengths, vocab
-
-    def arrivals(
-        self, rate: float, duration_s: float, seed: int = 11
-    ) -> list[tuple[float, Lengths]]:
-        """(seconds after the start, lengths) of each request, Poisson at ``rate`` per second."""
-        rng, now, result = random.Random(seed), 0.0, []
-        while (now := now + rng.expovariate(rate)) < duration_s:
-            result.append((now, rng.choice(self._lengths)))
-        return result
-
-    def prompt(self, num_tokens: int, rng: random.Random) -> list[int]:
-        return [rng.randrange(100, self._vocab) for _ in range(num_tokens)]
 
 
 async def warm_up(cluster: Cluster, work: Workload) -> None:
@@ -120,8 +109,17 @@ async def unloaded(cluster: Cluster, work: Workload) -> Objective:
     async with open_channel(cluster.router.address) as channel:
         for _, lengths in work.arrivals(rate=1.0, duration_s=4.0 * NUM_UNLOADED)[:NUM_UNLOADED]:
             prompt = work.prompt(lengths.prompt, rng)
-            outcomes.append(await one(channel, prompt, lengths, time.monotonic(), UNLOADED_S))
+            told = await one(channel, prompt, lengths, time.monotonic(), UNLOADED_S)
+            outcomes.append(told.outcome)
     return medians(outcomes[2:])  # the first ones warm up
+
+
+class Told(NamedTuple):
+    """What became of one request."""
+
+    outcome: Outcome
+    gaps_s: list[float]  # between tokens
+    ended: str  # FINISHED, or what its error is called
 
 
 async def one(
@@ -131,20 +129,29 @@ async def one(
     due_s: float,
     until_s: float,
     wanted: Objective | None = None,
-) -> Outcome:
+    batches: StaticBatches | None = None,
+) -> Told:
     """Ask now for what was due at ``due_s``; what has not come ``until_s`` after that is missed.
 
-    ``wanted``: what the request says that it wants.
+    ``wanted``: what the request says that it wants. ``batches``: it is sent with one of these.
     """
     salt = secrets.token_hex(8)  # the same prompts at every rate, but in no cache
     request = token_request(prompt, max_tokens=lengths.output, salt=salt)
-    if wanted is not None:
-        late_s = max(0.0, time.monotonic() - due_s)
-        request.ttft_ms = max(1.0, 1000 * (wanted.ttft_s - late_s))
-        request.tpot_ms = 1000 * wanted.tpot_s
-    left_s = max(0.0, due_s + until_s - time.monotonic())
-    answer = await generate(channel, request, timeout_s=left_s)
-    return Outcome.of(due_s, answer.times, lengths.output)
+    turn = (
+        nullcontext()
+        if batches is None
+        else batches.place(until_s if wanted is None else wanted.ttft_s)
+    )
+    async with turn:
+        if wanted is not None:
+            late_s = max(0.0, time.monotonic() - due_s)
+            request.ttft_ms = max(1.0, 1000 * (wanted.ttft_s - late_s))
+            request.tpot_ms = 1000 * wanted.tpot_s
+        left_s = max(0.0, due_s + until_s - time.monotonic())
+        answer = await generate(channel, request, timeout_s=left_s)
+    gaps_s = [after - before for before, after in itertools.pairwise(answer.times)]
+    ended = FINISHED if answer.error is None else answer.error.reason
+    return Told(Outcome.of(due_s, answer.times, lengths.output), gaps_s, ended)
 
 
 class Point(NamedTuple):
@@ -161,9 +168,16 @@ class Point(NamedTuple):
 
 
 async def offer(
-    cluster: Cluster, work: Workload, point: Point, duration_s: float, wanted: Objective | None
-) -> tuple[list[Outcome], dict[str, float]]:
-    """Offer the load; outcomes in order of arrival, and the CPU share of each process, cores."""
+    cluster: Cluster,
+    work: Workload,
+    point: Point,
+    duration_s: float,
+    wanted: Objective | None,
+    batches: StaticBatches | None = None,
+) -> tuple[list[Told], dict[str, float]]:
+    """Offer the load; what became of each request in order of arrival, and the CPU share of each
+    process, cores.
+    """
     rng = random.Random(7)
     arrivals = work.arrivals(point.rate, duration_s, point.seed)
     plan = [(at, n, work.prompt(n.prompt, rng)) for at, n in arrivals]
@@ -180,7 +194,8 @@ async def offer(
             due_s = begin + at
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             until_s = duration_s + DRAIN_S - at
-            running.append(tasks.create_task(one(channel, prompt, lengths, due_s, until_s, wanted)))
+            asked = one(channel, prompt, lengths, due_s, until_s, wanted, batches)
+            running.append(tasks.create_task(asked))
     elapsed = time.monotonic() - begin
     shares = {name: (cpu_s(p) - before[name]) / elapsed for name, p in watched.items()}
     return [task.result() for task in running], shares
@@ -195,7 +210,7 @@ class Deployment(NamedTuple):
     """One prefill and one decode worker, two colocated engines, or two workers of both roles."""
 
     kind: str
-    budget: int  # tokens of a step of the engines that prefill
+    budget: int  # tokens of a step of the engines that prefill; of static batches: requests of one
     placement: str = "least-loaded"
 
     @property
@@ -214,7 +229,8 @@ class Deployment(NamedTuple):
             "max-num-seqs": "32",
             "num-threads": "1",
         }
-        steps, placing = {"max-batched-tokens": str(self.budget)}, {"placement": self.placement}
+        budget = max(options.budget) if self.kind == STATIC else self.budget
+        steps, placing = {"max-batched-tokens": str(budget)}, {"placement": self.placement}
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if self.kind == APART:
                 cluster = running_cluster(
@@ -253,17 +269,25 @@ async def measure(
     point: Point,
     unit: Objective,
     duration_s: float,
+    batches: StaticBatches | None = None,
 ) -> dict[str, Any]:
-    """One run."""
+    """One run. Of the gaps between all tokens of all answers it keeps two percentiles, s."""
     wanted = None
     if point.multiples is not None:
         ttft, tpot = point.multiples
         wanted = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
     before = foretold(cluster)
-    outcomes, shares = await offer(cluster, work, point, duration_s, wanted)
+    told, shares = await offer(cluster, work, point, duration_s, wanted, batches)
     await cluster.wait_baseline(within_s=30.0)
-    steps = [await learned_steps(worker) for worker in cluster.workers]
-    run: dict[str, Any] = {"outcomes": outcomes, "cpu": shares, "steps": steps}
+    gaps_s = [gap_s for each in told for gap_s in each.gaps_s]
+    percentiles = statistics.quantiles(gaps_s, n=100) if len(gaps_s) > 1 else [0.0] * 99
+    run: dict[str, Any] = {
+        "outcomes": [each.outcome for each in told],
+        "ended": Counter(each.ended for each in told),
+        "itl_s": {"p50": percentiles[49], "p99": percentiles[98]},
+        "cpu": shares,
+        "steps": [await learned_steps(worker) for worker in cluster.workers],
+    }
     if point.multiples is not None:
         run["foretold"] = {le: num - before.get(le, 0.0) for le, num in foretold(cluster).items()}
     return run
@@ -302,6 +326,8 @@ def runs(done: MeasuredCells) -> list[dict[str, Any]]:
                 "placement": placement,
                 "rate": float(rate),
                 "outcomes": [Outcome(*each) for each in cell["outcomes"]],
+                "ended": cell.get("ended"),
+                "itl_s": cell.get("itl_s"),
             }
             if wanted != "any":
                 row["multiples"] = tuple(map(float, wanted.split("x")))
@@ -404,6 +430,12 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=45.0, help="s of arrivals per rate")
     parser.add_argument("--budget", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--prefill-budget", type=int, nargs="+", default=[128, 512, 1024])
+    parser.add_argument(
+        "--static-batch", type=int, nargs="*", default=[], help="requests of a static batch"
+    )
+    parser.add_argument(
+        "--static-wait", type=float, default=0.5, help="s that its first request waits at the most"
+    )
     parser.add_argument("--placement", nargs="+", default=["least-loaded"])
     parser.add_argument(
         "--deployment",
@@ -411,6 +443,12 @@ def main() -> None:
         choices=list(ADMITTED.values()),
         default=list(ADMITTED.values()),
         help="soft: workers of both roles, with --placement predicted",
+    )
+    parser.add_argument(
+        "--arrivals",
+        choices=("poisson", "trace"),
+        default="poisson",
+        help="trace: as parts of the trace came, as much faster as --rate says",
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[11], help="of arrivals and lengths")
     parser.add_argument("--ttft-multiple", type=float, nargs="+", default=TTFT_MULTIPLES)
@@ -430,7 +468,7 @@ def main() -> None:
 
 def common(options: argparse.Namespace) -> dict[str, Any]:
     """What all runs of one file share."""
-    names = ("model", "divide", "max_prompt", "max_output", "duration")
+    names = ("model", "divide", "max_prompt", "max_output", "duration", "arrivals")
     told = {name: getattr(options, name) for name in names}
     return {"trace": options.trace.name, "is_warm": True, **told}
 
@@ -450,13 +488,16 @@ def deployments(options: argparse.Namespace) -> Iterator[Deployment]:
                 yield Deployment(BOTH, each, placement)
         for each in options.prefill_budget:
             yield Deployment(APART, each, placement)
+        for each in options.static_batch:
+            yield Deployment(STATIC, each, placement)
 
 
 def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
     """Run what the file lacks, as much as is asked for."""
     shapes = read_trace(options.trace)
     lengths = scaled(shapes, options.divide, options.max_prompt, options.max_output)
-    work, num_left = Workload(lengths, options.vocab), options.cells
+    moments_s = [shape.at_s for shape in shapes] if options.arrivals == "trace" else []
+    work, num_left = Workload(lengths, options.vocab, moments_s), options.cells
     for each in deployments(options):
         todo = [point for point in each.points(options) if each.key + point.key not in done]
         if ADMITTED[each.kind] not in options.deployment or not todo or num_left == 0:
@@ -470,7 +511,10 @@ def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
                 done.add(UNLOADED, {**unit._asdict(), "environment": environment()})
                 show(f"unloaded medians: {unit}")
             for point in todo[:num_left]:
-                run = asyncio.run(measure(cluster, work, point, unit_of(done), options.duration))
+                unit, batches = unit_of(done), None
+                if each.kind == STATIC:
+                    batches = StaticBatches(each.budget, options.static_wait)
+                run = asyncio.run(measure(cluster, work, point, unit, options.duration, batches))
                 done.add(each.key + point.key, run)
                 show(f"{' '.join(each.key + point.key)}: {len(run['outcomes'])} offered")
         num_left = None if num_left is None else max(0, num_left - len(todo))

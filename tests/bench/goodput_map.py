@@ -3,22 +3,26 @@
     .venv/bin/python -m tests.bench.goodput_map bench-goodput.json [--png map.png]
 
 For each objective: two workers of both roles beside the better of a split and two colocated
-engines, all of them with admission, at the rate at which the better one has most. The same
-requests arrive at the same moments in each, so the intervals (95 %, by bootstrap) are of pairs.
+engines (or static batches on these, where they were measured), all of them with admission, at the
+rate at which the better one has most. The same requests arrive at the same moments in each, so the
+intervals (95 %, by bootstrap) are of pairs. Then what became of the requests of each deployment.
 """
 
 import argparse
 import itertools
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from diptych.errors import DeadlineUnreachableError
 from diptych.simulation.outcome import Objective
 from tests.bench.goodput import (
     APART,
     BOTH,
+    STATIC,
     TOGETHER,
     TPOT_MULTIPLES,
     TTFT_MULTIPLES,
@@ -29,7 +33,8 @@ from tests.bench.goodput import (
 from tests.bench.intervals import Estimate, Indices, estimate
 from tests.bench.measured_cells import MeasuredCells
 
-_FIXED: Final = {APART: "split", TOGETHER: "colocated"}
+_FIXED: Final = {APART: "split", TOGETHER: "colocated", STATIC: "static"}
+_NEEDED: Final = {APART, TOGETHER, BOTH}
 _WORST, _BEST = 0.5, 1.5  # ratios at which colours end
 
 Key = tuple[str, str, float]  # kind of deployment, its name, rate
@@ -56,7 +61,7 @@ def squares(rows: Sequence[Mapping[str, Any]], unit: Objective, duration_s: floa
         own = [row for row in rows if row.get("multiples") == multiples]
         met = _met(own, objective)
         fixed = {key: met[key] for key in met if key[0] != BOTH}
-        if not fixed or len({kind for kind, _, _ in met}) < len(_FIXED) + 1:
+        if not {kind for kind, _, _ in met} >= _NEEDED:
             continue
         seconds = {key: duration_s * _num_runs(own, key) for key in met}
         best = max(fixed, key=lambda key: met[key].sum() / seconds[key])
@@ -80,7 +85,7 @@ def squares(rows: Sequence[Mapping[str, Any]], unit: Objective, duration_s: floa
 
 
 def _key(row: Mapping[str, Any]) -> Key:
-    kind = next(each for each in (BOTH, APART, TOGETHER) if row["deployment"].startswith(each))
+    kind = next(each for each in (BOTH, *_FIXED) if row["deployment"].startswith(each))
     return kind, row["deployment"], row["rate"]
 
 
@@ -114,6 +119,78 @@ def table(found: Iterable[Square]) -> str:
             f"  {each.fixed:>10.2f} {each.regime:<10}"
             f"  {each.ratio.value:.2f} ({each.ratio.low:.2f} to {each.ratio.high:.2f})"
         )
+    return "\n".join(lines)
+
+
+class Account(NamedTuple):
+    """What became of the requests of one deployment, at one rate, all objectives together."""
+
+    deployment: str
+    placement: str
+    rate: float
+    num_offered: int
+    met: float  # requests/s that kept both objectives, mean of runs
+    in_time: float  # that had ended when they would have if both had just been kept
+    refused_ratio: float  # of those offered
+    kept_ratio: float  # both objectives, of those that were admitted
+    p99_gap_s: float  # between tokens: 99 of 100 are shorter; the median of runs
+
+
+def accounts(
+    rows: Iterable[Mapping[str, Any]], unit: Objective, duration_s: float
+) -> list[Account]:
+    """Of what was measured since it tells how requests ended.
+
+    Runs whose requests said nothing of their objectives are held against each pair of them.
+    """
+    groups: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("ended") and row.get("itl_s"):
+            key = (row["deployment"], row["placement"], row["rate"])
+            groups.setdefault(key, []).append(row)
+    return [_account(key, group, unit, duration_s) for key, group in groups.items()]
+
+
+def _account(
+    key: tuple[str, str, float],
+    group: Sequence[Mapping[str, Any]],
+    unit: Objective,
+    duration_s: float,
+) -> Account:
+    every = list(itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES))
+    told = [
+        (row, Objective(ttft * unit.ttft_s, tpot * unit.tpot_s))
+        for row in group
+        for ttft, tpot in ([row["multiples"]] if "multiples" in row else every)
+    ]
+    num_offered = sum(len(row["outcomes"]) for row, _ in told)
+    num_refused = sum(_num_refused(row) for row, _ in told)
+    num_met = sum(sum(map(wanted.met_by, row["outcomes"])) for row, wanted in told)
+    num_in_time = sum(sum(map(wanted.in_time, row["outcomes"])) for row, wanted in told)
+    seconds = duration_s * len(told)
+    return Account(
+        *key,
+        sum(len(row["outcomes"]) for row in group),
+        num_met / seconds,
+        num_in_time / seconds,
+        num_refused / num_offered,
+        num_met / max(1, num_offered - num_refused),
+        statistics.median(row["itl_s"]["p99"] for row in group),
+    )
+
+
+def _num_refused(row: Mapping[str, Any]) -> int:
+    return int(row["ended"].get(DeadlineUnreachableError.reason, 0))
+
+
+def account_table(found: Iterable[Account]) -> str:
+    lines = ["rate  offered  met/s  in time/s  refused  kept  p99 gap, ms  deployment"]
+    lines += [
+        f"{each.rate:>4g}  {each.num_offered:>7}  {each.met:>5.2f}  {each.in_time:>9.2f}"
+        f"  {each.refused_ratio:>7.2f}  {each.kept_ratio:>4.2f}  {1000 * each.p99_gap_s:>11.0f}"
+        f"  {each.deployment}, {each.placement}"
+        for each in found
+    ]
     return "\n".join(lines)
 
 
@@ -156,6 +233,7 @@ def main() -> None:
     done = MeasuredCells(options.measured, {})
     found = squares(runs(done), unit_of(done), done.common["duration"])
     print(table(found))  # noqa: T201
+    print(account_table(accounts(runs(done), unit_of(done), done.common["duration"])))  # noqa: T201
     if options.png is not None:
         draw(found, options.png)
 

@@ -34,12 +34,11 @@ from tests.bench.goodput import (
     TOGETHER,
     TPOT_MULTIPLES,
     TTFT_MULTIPLES,
-    UNLOADED,
-    Workload,
     unit_of,
 )
 from tests.bench.measured_cells import Cell, MeasuredCells
 from tests.bench.slo import scaled
+from tests.bench.workload import Workload
 
 _LIMITS: Final = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
 _DECODE_BUDGET: Final = 512  # the default of a decode worker that computes no prompts
@@ -194,15 +193,15 @@ def main() -> None:
     done = MeasuredCells(options.measured, {"trace": options.trace.name})
     told, unit = done.common, unit_of(done)
     otherwise = DEMO if options.steps is None else read_steps(options.steps)
-    lengths = scaled(
-        read_trace(options.trace), told["divide"], told["max_prompt"], told["max_output"]
-    )
-    cells = [cell for cell in done if tuple(cell["key"]) != UNLOADED]
+    shapes = read_trace(options.trace)
+    lengths = scaled(shapes, told["divide"], told["max_prompt"], told["max_output"])
+    moments_s = [shape.at_s for shape in shapes] if told["arrivals"] == "trace" else []
+    cells = [cell for cell in done if cell["key"][0] in _SPLITS]
     runs = [Run.of(cell) for cell in cells]
     simulate = partial(
         outcomes,
         steps={kind: learned(cells, kind, otherwise) for kind in _SPLITS},
-        work=Workload(lengths, vocab=1000),
+        work=Workload(lengths, 1000, moments_s),
         unit=unit,
         duration_s=told["duration"],
     )

@@ -17,11 +17,13 @@ from tests.bench import goodput
 from tests.bench.goodput import (
     APART,
     BOTH,
+    FINISHED,
     PREDICTED,
     TOGETHER,
     UNLOADED,
     Deployment,
     Point,
+    Told,
     cells,
     is_warm,
     one,
@@ -48,8 +50,8 @@ async def test_a_request_that_was_sent_late_was_due_when_it_was_planned(
 
     monkeypatch.setattr(goodput, "generate", answer)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    outcome = await one(CHANNEL, [5], Lengths(1, 2), due_s=98.0, until_s=30.0)
-    assert outcome == Outcome(ttft_s=3.0, tpot_s=0.5)
+    told = await one(CHANNEL, [5], Lengths(1, 2), due_s=98.0, until_s=30.0)
+    assert told == Told(Outcome(ttft_s=3.0, tpot_s=0.5, num_tokens=2), [0.5], FINISHED)
     assert timeouts == [28.0]
     await asyncio.sleep(0)
 

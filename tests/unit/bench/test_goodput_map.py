@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from diptych.simulation.outcome import Objective, Outcome
-from tests.bench.goodput import APART, BOTH, TOGETHER, Deployment
-from tests.bench.goodput_map import draw, squares, table
+from tests.bench.goodput import APART, BOTH, STATIC, TOGETHER, Deployment
+from tests.bench.goodput_map import account_table, accounts, draw, squares, table
 
 UNIT = Objective(0.1, 0.01)
 IN_TIME, LATE, NONE = Outcome(0.2, 0.01), Outcome(0.4, 0.01), Outcome(None, None)
@@ -62,3 +62,47 @@ def test_the_picture_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "map.png"
     draw(squares(ROWS, UNIT, duration_s=10.0), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def ended(deployment: dict[str, Any], p99_s: float, **ends: int) -> dict[str, Any]:
+    """The same run, which tells how its requests ended."""
+    return {
+        **deployment,
+        "placement": "predicted",
+        "ended": ends,
+        "itl_s": {"p50": 0.01, "p99": p99_s},
+    }
+
+
+def test_what_became_of_the_requests_of_a_deployment() -> None:
+    in_all = row(BOTH, 20)
+    in_all["outcomes"][:4] = [Outcome(0.1, 0.025, 6)] * 4  # too slow, and ended as if in time
+    rows = [
+        ended(in_all, 0.3, FINISHED=30, DEADLINE_UNREACHABLE=10),
+        ended(row(BOTH, 20, ttft=5.0), 0.5, FINISHED=40),
+        ended(row(BOTH, 20, ttft=10.0), 0.4, FINISHED=40),
+        row(TOGETHER, 20),
+    ]
+    (found,) = accounts(rows, UNIT, duration_s=10.0)
+    assert (found.deployment, found.rate, found.num_offered) == ("soft budget 512", 2.0, 3 * NUM)
+    num_met = (20 - 4) + (20 + 10) + (20 + 10)  # 0.4 s is within 0.5 and 1 s
+    assert found.met == num_met / 30.0
+    assert found.in_time == (num_met + 4) / 30.0
+    assert found.refused_ratio == 10 / (3 * NUM)
+    assert found.kept_ratio == num_met / (3 * NUM - 10)
+    assert found.p99_gap_s == 0.4
+    assert "soft budget 512, predicted" in account_table([found])
+
+
+def test_runs_that_said_nothing_are_held_against_all_objectives() -> None:
+    plain = ended(row(TOGETHER, 20), 0.2, FINISHED=NUM)
+    del plain["multiples"]
+    (found,) = accounts([plain], UNIT, duration_s=10.0)
+    assert found.num_offered == NUM
+    assert found.met == (20 * 9 + 10 * 6) / 90.0
+
+
+def test_static_batches_are_a_fixed_regime_too() -> None:
+    static = {**row(STATIC, 24), "deployment": Deployment(STATIC, 8).name}
+    (found,) = squares([*ROWS, static], UNIT, duration_s=10.0)
+    assert (found.fixed, found.regime) == (2.4, "static")

@@ -78,6 +78,13 @@ class StepModel(NamedTuple):
     decode: StepCost = StepCost()
     prefill: StepCost = StepCost()
 
+    def of_prompts_s(self, work: StepWork, took_s: float) -> float:
+        """Of what a step took, what it would not have without its parts of prompts."""
+        if not work.num_decode_rows:
+            return took_s
+        decodes = work._replace(num_prefill_tokens=0, num_attention_pairs=0)
+        return max(0.0, took_s - self.decode.expected_s(decodes))
+
     def cost_of(self, work: StepWork) -> StepCost:
         """Of the kind that such a step is of."""
         return self.prefill if work.num_prefill_tokens else self.decode

@@ -278,6 +278,7 @@ class StepEngine:
             self._max_prompt_tokens(work, model, began_s),
             max_yielding_tokens=self._short_steps.max_tokens(work, model, began_s),
             beside_others=allowed,
+            prefill_cost=model.prefill if model.prefill.is_known else None,
             now_s=began_s,
         )
         if plan is None:
@@ -360,11 +361,12 @@ class StepEngine:
         overhead_s = max(0.0, self._booked_s - began_s - output.duration_s)
         self._timing.record(num_prefill, num_decode, output.duration_s)
         work = work_of(plan)
-        cost = self._learner.model.cost_of(work)
+        model, took_s = self._learner.model, output.duration_s + overhead_s
+        cost = model.cost_of(work)
         expected_s = cost.expected_s(work)
-        self._learner.learn(work, output.duration_s + overhead_s)
+        self._learner.learn(work, took_s)
         if work.num_prefill_tokens:
-            self._prefill_time.add(output.duration_s + overhead_s)
+            self._prefill_time.add(model.of_prompts_s(work, took_s))
         self.last_step = StepRecord(
             step.started_s,
             num_prefill,

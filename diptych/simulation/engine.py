@@ -167,7 +167,7 @@ class SimulatedEngine:
 
     @property
     def prefill_time_ratio(self) -> float:
-        """Of its time of late, how much went into steps with parts of prompts."""
+        """Of its time of late, how much went into prompts."""
         return self._prefill_time.ratio
 
     @property
@@ -231,6 +231,7 @@ class SimulatedEngine:
             self._max_prompt_tokens(work),
             max_yielding_tokens=self._short_steps.max_tokens(work, model, now_s),
             beside_others=allowed,
+            prefill_cost=model.prefill if model.prefill.is_known else None,
             now_s=now_s,
         )
         if plan is not None:
@@ -274,7 +275,7 @@ class SimulatedEngine:
         assert step is not None, "no step ends"
         work = work_of(step.plan)
         if work.num_prefill_tokens:
-            self._prefill_time.add(step.took_s)
+            self._prefill_time.add(self.model.of_prompts_s(work, step.took_s))
             self._timing.record(work.num_prefill_tokens, work.num_decode_rows, step.took_s)
             self._on_load()
         else:

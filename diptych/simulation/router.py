@@ -167,7 +167,8 @@ class SimulatedRouter:
             self.decode[worker].seen.told(told)
 
     def _backlog_changed(self, worker: WorkerId) -> None:
-        self.prefill[worker].seen.loaded(self.backlog.own(worker))
+        own = self.backlog.own(worker)
+        self.prefill[worker].seen.loaded(own, self.agenda.now_s)
 
     def _changed(self, worker: WorkerId, is_news: bool) -> None:
         self._prefill_views.changed(worker)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.forecast import computes_none_s
 from router.placement.own_sequences import OwnSequences
 from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
@@ -65,13 +66,18 @@ class PrefillSeen:
         """The worker said how it is; what of ours is there."""
         took = self._takes
         self._told = told
-        self._load.told(told.work.num_prefill_tokens, told.tokens_per_s, own)
+        self._load.told(
+            told.work.num_prefill_tokens,
+            told.tokens_per_s,
+            own,
+            computes_none_s(told.engine_view(0)),
+        )
         self._on_change(is_more(self._takes, took))
 
-    def loaded(self, own: OwnPrompts) -> None:
+    def loaded(self, own: OwnPrompts, now_s: float) -> None:
         """So much of ours waits there now."""
         took = self._takes
-        self._load.loaded(own)
+        self._load.loaded(own, now_s - self._told.at_s)
         self._on_change(is_more(self._takes, took))
 
     @property

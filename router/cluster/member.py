@@ -9,6 +9,7 @@ from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
+from router.placement.forecast import computes_none_s
 from router.placement.place import NOWHERE, Place
 from router.placement.prefill_load import OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
@@ -74,12 +75,17 @@ class PrefillMember:
         """The worker said how it is, or is gone; what of ours is there."""
         state = self.watch.state
         if state is not None:
-            self._load.told(state.num_pending_prefill_tokens, state.prefill_tokens_per_s, own)
+            self._load.told(
+                state.num_pending_prefill_tokens,
+                state.prefill_tokens_per_s,
+                own,
+                computes_none_s(_engine(self.watch, 0)),
+            )
         return self.refresh()
 
     def loaded(self, own: OwnPrompts) -> bool:
         """So much of ours waits there now."""
-        self._load.loaded(own)
+        self._load.loaded(own, self.watch.since_heard_s)
         return self.refresh()
 
     @property

@@ -98,6 +98,11 @@ class WorkerWatch:
         return None if self.state is None else WorkerId(self.address, self.state.incarnation)
 
     @property
+    def since_heard_s(self) -> float:
+        """How long ago it said how it is."""
+        return self._clock() - self.heard_s
+
+    @property
     def can_decode(self) -> bool:
         """Whether it serves Decode streams, whether or not it takes new sequences now."""
         return self.state is not None and worker_pb2.WORKER_ROLE_DECODE in able_roles_of(self.state)

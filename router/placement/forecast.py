@@ -79,6 +79,15 @@ def of_prefill(
     return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
 
 
+def computes_none_s(engine: EngineView | None) -> float:
+    """From when it told on, for how long no prompt that it told of can be computed: half of what
+    is left of its step, as steps vary; 0: not known.
+    """
+    if engine is None or engine.prefill_age_s is None or not engine.model.prefill.is_known:
+        return 0.0
+    return 0.5 * max(0.0, _running(engine, engine.heard_s).left_s)
+
+
 class Queue(NamedTuple):
     """Prompts that wait on a worker, and the step that computes some. Seconds."""
 

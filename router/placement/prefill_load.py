@@ -1,5 +1,6 @@
 """How much waits to be computed on one prefill worker, and whether it may take more. Pure."""
 
+import math
 from typing import Final, NamedTuple
 
 from router.placement.runway import Runway
@@ -22,6 +23,9 @@ class PrefillLoad:
     """Of one worker, as one router knows it: what it told less our own then, plus our own now.
 
     Who hears from the worker calls ``told``; who sends to it, or hears of that, ``loaded``.
+
+    What it told may be heard before prompts that were computed by then are heard of. Those are the
+    prompts that are gone sooner than the step could end that it told of: they were not in it.
     """
 
     def __init__(self, runway: Runway) -> None:
@@ -31,17 +35,31 @@ class PrefillLoad:
         self._num_others_tokens = 0
         self._num_told_tokens = 0  # of all, when it told: begun prompts count less
         self._num_own_told_tokens = 0  # of ours, when it told
+        self._computes_none_s = 0.0
 
-    def told(self, num_pending_tokens: int, tokens_per_s: float, own: OwnPrompts) -> None:
-        """It said how it is: what is not ours of its load is others'."""
+    def told(
+        self,
+        num_pending_tokens: int,
+        tokens_per_s: float,
+        own: OwnPrompts,
+        computes_none_s: float = 0.0,
+    ) -> None:
+        """It said how it is: what is not ours of its load is others'.
+
+        ``computes_none_s``: from then on, in which none of what it told of can be computed.
+        """
         self.own, self.tokens_per_s = own, tokens_per_s
+        self._computes_none_s = computes_none_s
         self._num_told_tokens = num_pending_tokens
         self._num_own_told_tokens = self._num_there_tokens
         self._num_others_tokens = max(0, num_pending_tokens - self._num_there_tokens)
 
-    def loaded(self, own: OwnPrompts) -> None:
-        """So much of ours waits there now."""
+    def loaded(self, own: OwnPrompts, since_s: float = math.inf) -> None:
+        """So much of ours waits there now, ``since_s`` after it told."""
+        before = self._num_there_tokens
         self.own = own
+        if since_s < self._computes_none_s:
+            self._num_own_told_tokens -= max(0, before - self._num_there_tokens)
 
     @property
     def num_pending_tokens(self) -> int:

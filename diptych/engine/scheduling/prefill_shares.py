@@ -1,7 +1,7 @@
 """How many tokens of a step each prompt gets. Pure; one per step, made by the scheduler.
 
 Prompts come in the order of their arrival, and each gets what it needs as long as there
-is any, but for four rules:
+is any, but for five rules:
 
 - A chunk that does not end its prompt ends with a block: readers are offered whole blocks.
 - What would not fill a block begins no further prompt, unless it ends that one: a sliver
@@ -10,11 +10,19 @@ is any, but for four rules:
   the end what the others left: it slows them down but does not stop them, nor they it.
 - One that gives way gets nothing of a step that computes a part of one that does not, and of
   others what it may have. So the latter come first.
+- Where nobody decodes, no further one is taken beside prompts that end with the step, if they had
+  their tokens later by more, all together, than a step less saves all that wait. Where tokens cost
+  much beside what a step costs whatever it has, one prompt is computed after the other; where they
+  cost little, or many wait, steps are full. No step is cut short that does not take several times
+  that constant.
 
-Idea of the last: Sarathi's and vLLM's limits on long partial prefills.
+Ideas: Sarathi's and vLLM's limits on long partial prefills; batches of least mean flow time.
 """
 
 from diptych.engine.scheduling.sequence import Sequence
+from diptych.step_model import StepCost
+
+_LEAST_FIXED = 4.0  # times what a step costs by itself, of one that is cut short
 
 
 class PrefillShares:
@@ -28,11 +36,14 @@ class PrefillShares:
         max_step_tokens: int,
         max_prompt_tokens: int | None = None,
         max_yielding_tokens: int | None = None,
+        cost: StepCost | None = None,
+        num_waiting: int = 0,
     ) -> None:
         """No step has more than ``max_step_tokens``: what makes a prompt a long one.
 
         ``max_prompt_tokens``: of these that prompts may have; single tokens are none.
-        ``max_yielding_tokens``: of those, that prompts which give way may.
+        ``max_yielding_tokens``: of those, that prompts which give way may. ``cost`` is of a step
+        with prompts and ``num_waiting`` how many there are; None: it does not matter.
         """
         num_for_prompts = _least(num_tokens, max_prompt_tokens)
         self.ends: dict[Sequence, int] = {}  # where the chunk of each sequence ends
@@ -42,6 +53,10 @@ class PrefillShares:
         self._num_left_for_long = num_for_prompts - num_for_prompts // 2
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
+        self._cost = cost
+        self._num_waiting = num_waiting
+        self._num_ending = 0  # prompts, of those in the step
+        self._num_taken = 0  # tokens of prompts
         self._unfinished: list[Sequence] = []  # long ones, by arrival
 
     @property
@@ -51,10 +66,14 @@ class PrefillShares:
 
     def has_room_for(self, seq: Sequence) -> bool:
         """Whether ``take`` would give it a token now."""
+        if self._had_better_wait(seq):
+            return False
         return self._end(seq, self._allowed(seq)) > seq.num_planned_computed_tokens
 
     def take(self, seq: Sequence) -> None:
         """It is ``seq``'s turn."""
+        if self._had_better_wait(seq):
+            return
         is_long = self._is_long(seq)
         end = self._end(seq, self._allowed(seq))
         num_tokens = end - seq.num_planned_computed_tokens
@@ -62,6 +81,7 @@ class PrefillShares:
             self._unfinished.append(seq)
             self._num_left_for_long -= num_tokens
         if num_tokens:
+            self._num_ending += end == seq.num_tokens and not seq.decodes_next
             self.ends[seq] = end
             self._spend(seq, num_tokens)
 
@@ -90,6 +110,7 @@ class PrefillShares:
 
     def _spend(self, seq: Sequence, num_tokens: int) -> None:
         self._num_left -= num_tokens
+        self._num_taken += num_tokens
         if seq.decodes_next:
             return
         self._num_left_for_prompts -= num_tokens
@@ -107,6 +128,17 @@ class PrefillShares:
         if aligned > start:
             return aligned
         return start if self.ends else end  # the first one must get on
+
+    def _had_better_wait(self, seq: Sequence) -> bool:
+        """Whether its part costs those that end with the step more than it saves who waits."""
+        if self._cost is None or not self._num_ending:
+            return False
+        num_left = seq.num_tokens - seq.num_planned_computed_tokens
+        num_tokens = min(num_left, self._left_for(seq))
+        if self._num_taken * self._cost.prefill_token_s < _LEAST_FIXED * self._cost.fixed_s:
+            return False
+        delayed_s = self._num_ending * num_tokens * self._cost.prefill_token_s
+        return delayed_s > (self._num_waiting - len(self.ends)) * self._cost.fixed_s
 
 
 def _least(num_tokens: int, at_most: int | None) -> int:

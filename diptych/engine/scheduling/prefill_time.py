@@ -1,4 +1,9 @@
-"""How much of an engine's time goes into prompts. Pure."""
+"""How much of an engine's time goes into prompts. Pure.
+
+Of a step with parts of prompts that is what it takes longer than one without: sequences that decode
+have a token with either. Where little is left of a prompt that another worker computed, it is
+hardly anything.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +14,7 @@ _IDLE_S: Final = 1.0  # that are taken to have been before the first
 
 
 class PrefillTime:
-    """Time in steps with parts of prompts, as of late: the past fades. Owned by the engine."""
+    """Time that prompts took, as of late: the past fades. Owned by the engine."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock`` in s."""
@@ -19,7 +24,7 @@ class PrefillTime:
         self._began_s: float | None = None  # a little before the first of them
 
     def add(self, duration_s: float) -> None:
-        """A step with parts of prompts has just ended that took so long."""
+        """A step with parts of prompts has just ended, which took so much longer for them."""
         now_s = self._clock()
         if self._began_s is None:
             self._began_s = now_s - duration_s - _IDLE_S

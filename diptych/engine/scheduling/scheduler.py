@@ -57,7 +57,7 @@ from diptych.errors import (
     DiptychError,
     InvalidRequestError,
 )
-from diptych.step_model import StepWork
+from diptych.step_model import StepCost, StepWork
 
 
 class SchedulerConfig(BaseModel):
@@ -306,6 +306,7 @@ class Scheduler:
         *,
         max_yielding_tokens: int | None = None,
         beside_others: Allowed | None = None,
+        prefill_cost: StepCost | None = None,
         now_s: float = 0.0,
     ) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
@@ -313,7 +314,8 @@ class Scheduler:
         ``max_prompt_tokens``: no more than that of prompts, if anybody decodes.
         ``max_yielding_tokens``: no more than that of prompts that give way. ``beside_others``:
         what these have of it if others decode; one that gets into the batch with it has its token
-        all the same. ``now_s`` never goes back; by it those age that yield.
+        all the same. ``prefill_cost`` is of steps with prompts, where it is known. ``now_s`` never
+        goes back; by it those age that yield.
 
         Steps end in order, each by ``update`` or ``fail``. One may be in flight: what is decided
         then is a step ahead, and None if there is none before that one has ended.
@@ -340,6 +342,8 @@ class Scheduler:
             max_step_tokens=self.config.max_batched_tokens,
             max_prompt_tokens=max_prompt_tokens if ends else None,
             max_yielding_tokens=max_yielding_tokens,
+            cost=None if ends else prefill_cost,
+            num_waiting=len(prefilling) + self.num_waiting,
         )
         for seq in self._admission.in_turn(prefilling, shares, self._known_ends_in_flight()):
             shares.take(seq)

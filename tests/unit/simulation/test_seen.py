@@ -106,7 +106,7 @@ class Mirrored:
         worker, backlog = WorkerId(address, f"{address}-1"), self.world.cluster.prefill_backlog
         backlog.opened(self._number, worker, num_tokens, b"somebody")
         backlog.accepted(self._number, 0)
-        self.prefill[address].loaded(backlog.own(worker))
+        self.prefill[address].loaded(backlog.own(worker), self.agenda.now_s)
         self.engines[address].add_prefill(seq, lambda update: None)
 
     def send_sequence(self, address: str, num_tokens: int) -> None:
@@ -116,6 +116,12 @@ class Mirrored:
         self.decode[address].asked(self._number, b"somebody", num_tokens)
         self.engines[address].reserve(seq, lambda update: None)
         self.engines[address].start(seq, [])
+
+    def computed(self, address: str, number: int) -> None:
+        """A prompt is heard of that a prefill worker has computed."""
+        worker, backlog = WorkerId(address, f"{address}-1"), self.world.cluster.prefill_backlog
+        backlog.computed(number)
+        self.prefill[address].loaded(backlog.own(worker), self.agenda.now_s)
 
     def simulated(self) -> Snapshot:
         return Snapshot(
@@ -168,6 +174,27 @@ def test_views_of_a_worker_of_both_roles_are_those_of_the_real_members() -> None
     assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
     alone, soft = ours.decode
     assert (alone.prefill_time_ratio, soft.prefill_time_ratio > 0.0) == (0.0, True)
+
+
+def test_so_are_those_of_a_worker_whose_prompts_are_heard_of_late() -> None:
+    """It told how it was after it had computed one."""
+    both = Mirrored(1, 1)
+    both.send_prompt("p0:1", 100)
+    both.send_prompt("p0:1", 60)
+    until_s = 0.0
+    while both.engines["p0:1"].scheduler.num_pending_prefill_tokens > 60:
+        both.agenda.run(until_s := until_s + 0.001)
+    both.tell("p0:1")
+    for number, later_s, num_computed in ((1, 0.001, 0), (2, 10.0, 60)):
+        both.agenda.at(until_s := until_s + later_s, lambda: None)
+        both.agenda.run(until_s)
+        both.computed("p0:1", number)
+        theirs, ours = real(both), both.simulated()
+        assert ours.prefill == theirs.prefill
+        (view,) = ours.prefill
+        assert view.engine is not None
+        assert 0 < view.engine.work.num_prefill_tokens <= 60
+        assert view.engine.num_computed_tokens == num_computed
 
 
 def real(both: Mirrored) -> Snapshot:

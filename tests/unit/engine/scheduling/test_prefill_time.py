@@ -1,8 +1,11 @@
 """How much of an engine's time goes into prompts, as of late."""
 
+import statistics
+
 import pytest
 
 from diptych.engine.scheduling.prefill_time import PrefillTime
+from diptych.step_model import StepCost, StepModel, StepWork
 
 
 class Clock:
@@ -37,6 +40,33 @@ def test_one_step_alone_does_not_make_all_of_its_time(clock: Clock) -> None:
     spent = PrefillTime(clock)
     spent.add(0.5)
     assert 0.0 < spent.ratio < 0.5
+
+
+@pytest.mark.parametrize("num_tokens", [8, 50, 200])
+def test_tokens_come_as_often_as_the_rest_of_its_time_says(num_tokens: int, clock: Clock) -> None:
+    """Of twenty steps one has a part of a prompt, and a token for each row like the others."""
+    model = StepModel(StepCost(0.01, 0.003), StepCost(0.03, 0.003, prefill_token_s=0.002))
+    spent, rows = PrefillTime(clock), StepWork(num_decode_rows=4)
+    begin_s, num_steps, ratios = clock.now_s, 0, []
+    for _ in range(100):
+        for work in (*[rows] * 19, rows._replace(num_prefill_tokens=num_tokens)):
+            took_s = model.cost_of(work).expected_s(work)
+            clock.now_s += took_s
+            num_steps += 1
+            if work.num_prefill_tokens:
+                spent.add(model.of_prompts_s(work, took_s))
+            ratios.append(spent.ratio)
+    token_s = (clock.now_s - begin_s) / num_steps
+    ratio = statistics.fmean(ratios[1000:])
+    assert model.decode.expected_s(rows) / (1 - ratio) == pytest.approx(token_s, rel=0.1)
+
+
+def test_of_a_step_without_rows_all_is_for_prompts() -> None:
+    model = StepModel(StepCost(0.01, 0.003), StepCost(0.03, 0.003, prefill_token_s=0.002))
+    prompts = StepWork(num_prefill_tokens=100)
+    assert model.of_prompts_s(prompts, 0.23) == 0.23
+    assert model.of_prompts_s(prompts._replace(num_decode_rows=2), 0.23) == pytest.approx(0.214)
+    assert model.of_prompts_s(StepWork(2, 0, 4), 0.01) == 0.0
 
 
 def test_it_fades(clock: Clock) -> None:

@@ -44,7 +44,7 @@ def test_it_answers_with_a_table_a_picture_and_a_report(
     assert len(told["map"]) == 9
     assert all(cell.keys() >= KEYS for cell in told["map"])
     assert told["map"][0]["colocated_setting"] == "decode=2 least-loaded"
-    assert all(len(outcome) == 2 for outcome in told["runs"][0]["outcomes"])
+    assert all(len(outcome) == 3 for outcome in told["runs"][0]["outcomes"])
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     assert simulate(trace, *flags, "--duration-s", "12", "--steps", str(steps)) == 0
     again = capsys.readouterr().out.splitlines()

@@ -132,7 +132,7 @@ async def test_what_a_prefill_worker_has_cached_leaves_room_for_others(wide_mode
         prefill.behaviour.first_token_s = 60.0
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(cluster.generate()) for _ in range(3)]
-            await eventually(lambda: len(prefill.leases) == 2, "the second was kept waiting")
+            await eventually(lambda: len(prefill.leases) >= 2, "the second was kept waiting")
             for task in asking:
                 task.cancel()
 

@@ -43,33 +43,42 @@ import grpc
 import psutil
 
 from diptych.rpc.channel import open_channel
-from diptych.simulation.outcome import Objective, Outcome, goodput, medians
+from diptych.simulation.outcome import Objective, Outcome, medians
 from diptych.simulation.workload import read_trace
 from diptych.step_model import StepModel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import roles_of
 from tests.bench.environment import environment
+from tests.bench.goodput_runs import (
+    ADMITTED,
+    APART,
+    BOTH,
+    PREDICTED,
+    STATIC,
+    TOGETHER,
+    TPOT_MULTIPLES,
+    TTFT_MULTIPLES,
+    UNLOADED,
+    Multiples,
+    cells,
+    runs,
+    table,
+    told_right,
+    unit_of,
+)
 from tests.bench.measured_cells import MeasuredCells
-from tests.bench.slo import Lengths, best, scaled
+from tests.bench.slo import Lengths, scaled
 from tests.bench.static_batches import StaticBatches
 from tests.bench.workload import Workload
 from tests.call import generate, token_request
 from tests.cluster import Cluster, Process, running_cluster
 
-TTFT_MULTIPLES, TPOT_MULTIPLES = (3.0, 5.0, 10.0), (1.5, 2.0, 3.0)
 DRAIN_S = 10.0  # after the last arrival; what is not done by then is a miss
 NUM_UNLOADED = 12
 UNLOADED_S = 120.0  # for one of these
 NUM_AT_ONCE, NUM_TO_WARM_UP, WARM_UP_TOKENS = 4, 400, 16  # requests, at most; of each answer
-# How deployments are named, and their best budget; static batches by how many requests they have.
-APART, TOGETHER, BOTH, STATIC = "prefill budget", "budget", "soft budget", "static batch"
-# In the map.
-ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft", STATIC: "static"}
 FINISHED = "FINISHED"  # how a request ended; else as its error is called
-PREDICTED = "predicted"
-UNLOADED = ("unloaded",)
 _FORETOLD = 'diptych_router_ttft_foretold_ratio_bucket{le="'
-Multiples = tuple[float, float]  # of the unloaded medians of TTFT and TPOT
 
 
 async def warm_up(cluster: Cluster, work: Workload) -> None:
@@ -305,113 +314,6 @@ def foretold(cluster: Cluster) -> dict[str, float]:
     return {key[len(_FORETOLD) : -2]: num for key, num in samples if key.startswith(_FORETOLD)}
 
 
-def told_right(done: MeasuredCells, kind: str) -> str:
-    """How many of one kind of deployment's took what was foretold, within 12 %."""
-    of_kind = [cell["foretold"] for cell in done if cell["key"][0] == kind and "foretold" in cell]
-    num_right, num_all = (
-        sum(run.get(until, 0.0) - run.get(over, 0.0) for run in of_kind)
-        for until, over in (("1.12", "0.88"), ("+Inf", ""))
-    )
-    return f"{num_right / max(1.0, num_all):.2f} of {num_all:.0f}"
-
-
-def runs(done: MeasuredCells) -> list[dict[str, Any]]:
-    """All that was measured so far, as ``cells`` takes it."""
-    found = []
-    for cell in done:
-        if tuple(cell["key"]) != UNLOADED:
-            kind, budget, placement, wanted, rate, _ = cell["key"]
-            row = {
-                "deployment": Deployment(kind, int(budget)).name,
-                "placement": placement,
-                "rate": float(rate),
-                "outcomes": [Outcome(*each) for each in cell["outcomes"]],
-                "ended": cell.get("ended"),
-                "itl_s": cell.get("itl_s"),
-            }
-            if wanted != "any":
-                row["multiples"] = tuple(map(float, wanted.split("x")))
-            found.append(row)
-    return found
-
-
-def cells(
-    rows: Sequence[dict[str, Any]], unit: Objective, duration_s: float
-) -> list[dict[str, Any]]:
-    """The map: for each objective each deployment's peak over the rates, and their ratio.
-
-    With admission each deployment has its own peak, of runs of that objective. Seeds of one rate
-    count as their mean.
-    """
-    result = []
-    for multiples in itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES):
-        ttft, tpot = multiples
-        objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
-        plain = [row for row in rows if "multiples" not in row]
-        peaks = _peaks(plain, objective, duration_s)
-        setting, apart = _best(APART, peaks)
-        name, together = _best(TOGETHER, peaks)
-        cell = {
-            "ttft_multiple": ttft,
-            "tpot_multiple": tpot,
-            "disaggregated": apart,
-            "disaggregated_setting": setting,
-            "colocated": together,
-            "colocated_setting": name,
-            "ratio": apart / together if apart and together else None,
-        }
-        admitted = [row for row in rows if row.get("multiples") == multiples]
-        peaks = _peaks(admitted, objective, duration_s)
-        for kind, told in ADMITTED.items():
-            setting, value = _best(kind, peaks)
-            if value is not None:
-                cell |= {f"{told}_admitted": value, f"{told}_admitted_setting": setting}
-        result.append(cell)
-    return result
-
-
-def _peaks(
-    rows: Sequence[dict[str, Any]], objective: Objective, duration_s: float
-) -> dict[str, float]:
-    """Of each deployment, over its rates."""
-    values: dict[tuple[str, float], list[float]] = {}
-    for row in rows:
-        value = goodput(row["outcomes"], objective, duration_s)
-        values.setdefault((row["deployment"], row.get("rate", 0.0)), []).append(value)
-    peaks: dict[str, float] = {}
-    for (name, _), of_seeds in values.items():
-        peaks[name] = max(sum(of_seeds) / len(of_seeds), peaks.get(name, 0.0))
-    return peaks
-
-
-def _best(kind: str, peaks: dict[str, float]) -> tuple[str | None, float | None]:
-    own = _of(kind, peaks)
-    return best(own) if own else (None, None)
-
-
-def _of(kind: str, peaks: dict[str, float]) -> dict[str, float]:
-    return {name: peak for name, peak in peaks.items() if name.startswith(f"{kind} ")}
-
-
-def table(result: Sequence[dict[str, Any]]) -> str:
-    admitted = [told for told in ADMITTED.values() if any(f"{told}_admitted" in c for c in result)]
-    lines = ["TTFT  TPOT  disaggregated (best budget)  colocated (best budget)  ratio"]
-    lines[0] += "".join(f"  {told}, admitted" for told in admitted)
-    for cell in result:
-        lines.append(
-            f"{cell['ttft_multiple']:>3g}x  {cell['tpot_multiple']:>3g}x"
-            f"  {_told(cell['disaggregated']):>13} ({cell['disaggregated_setting']})"
-            f"  {_told(cell['colocated']):>9}"
-            f" ({cell['colocated_setting']})  {_told(cell['ratio'])}"
-        )
-        lines[-1] += "".join(f"  {_told(cell.get(f'{told}_admitted')):>9}" for told in admitted)
-    return "\n".join(lines)
-
-
-def _told(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -471,12 +373,6 @@ def common(options: argparse.Namespace) -> dict[str, Any]:
     names = ("model", "divide", "max_prompt", "max_output", "duration", "arrivals")
     told = {name: getattr(options, name) for name in names}
     return {"trace": options.trace.name, "is_warm": True, **told}
-
-
-def unit_of(done: MeasuredCells) -> Objective:
-    """The unloaded medians."""
-    told = done[UNLOADED]
-    return Objective(told["ttft_s"], told["tpot_s"])
 
 
 def deployments(options: argparse.Namespace) -> Iterator[Deployment]:

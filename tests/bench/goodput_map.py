@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych.errors import DeadlineUnreachableError
 from diptych.simulation.outcome import Objective
-from tests.bench.goodput import (
+from tests.bench.goodput_runs import (
     APART,
     BOTH,
     STATIC,

@@ -25,11 +25,11 @@ from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
 from diptych.step_model import StepCost, StepModel
 from router.placement.types import Objectives
-from tests.bench.goodput import (
+from tests.bench.goodput import DRAIN_S
+from tests.bench.goodput_runs import (
     ADMITTED,
     APART,
     BOTH,
-    DRAIN_S,
     PREDICTED,
     TOGETHER,
     TPOT_MULTIPLES,

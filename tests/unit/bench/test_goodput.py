@@ -14,19 +14,14 @@ from diptych.simulation.outcome import Objective, Outcome
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
 from diptych.v1 import worker_pb2
 from tests.bench import goodput
-from tests.bench.goodput import (
+from tests.bench.goodput import FINISHED, Deployment, Point, Told, is_warm, one
+from tests.bench.goodput_runs import (
     APART,
     BOTH,
-    FINISHED,
     PREDICTED,
     TOGETHER,
     UNLOADED,
-    Deployment,
-    Point,
-    Told,
     cells,
-    is_warm,
-    one,
     runs,
     table,
     told_right,

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from diptych.simulation.outcome import Objective, Outcome
-from tests.bench.goodput import APART, BOTH, STATIC, TOGETHER, Deployment
+from tests.bench.goodput import Deployment
 from tests.bench.goodput_map import account_table, accounts, draw, squares, table
+from tests.bench.goodput_runs import APART, BOTH, STATIC, TOGETHER
 
 UNIT = Objective(0.1, 0.01)
 IN_TIME, LATE, NONE = Outcome(0.2, 0.01), Outcome(0.4, 0.01), Outcome(None, None)

@@ -5,7 +5,7 @@ import pytest
 from diptych.simulation.measured_steps import DEMO
 from diptych.simulation.outcome import Objective, Outcome
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost
-from tests.bench.goodput import APART, BOTH, PREDICTED, TOGETHER
+from tests.bench.goodput_runs import APART, BOTH, PREDICTED, TOGETHER
 from tests.bench.measured_cells import Cell
 from tests.bench.simulated_goodput import (
     Compared,

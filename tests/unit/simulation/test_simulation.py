@@ -177,17 +177,14 @@ def test_shared_prefixes_are_found_again() -> None:
     assert done.pools["decode"].hit_ratio == pytest.approx(96 / 300)
 
 
+PACED = EngineLimits(max_num_seqs=8, max_batched_tokens=256, max_model_len=1024, num_blocks=256)
+
+
 def test_who_has_nothing_to_spare_yet_is_not_kept_waiting_for_long() -> None:
     """The real pacer: prompts that come at its beginning are computed in small parts."""
 
     def longest_gap(tpot_s: float | None) -> float:
-        limits = EngineLimits(
-            max_num_seqs=8,
-            max_batched_tokens=256,
-            max_model_len=1024,
-            num_blocks=256,
-            tpot_s=tpot_s,
-        )
+        limits = PACED._replace(tpot_s=tpot_s)
         shapes = [Shape(0.0, 16, 60), *(Shape(0.05 + 0.3 * i, 512, 2) for i in range(3))]
         done = run(Simulation(setup(Split(0, 1), model=ROUND, limits=limits), iter(shapes)))
         gap = done.gaps.quantile(0.99)
@@ -202,13 +199,7 @@ def test_an_engine_with_a_promise_paces_prompts(by: str) -> None:
     """The real pacer: who decodes gets tokens as often as promised while prompts are computed."""
 
     def tpot_s(promised_s: float | None) -> float:
-        limits = EngineLimits(
-            max_num_seqs=8,
-            max_batched_tokens=256,
-            max_model_len=1024,
-            num_blocks=256,
-            tpot_s=promised_s if by == "the worker" else None,
-        )
+        limits = PACED._replace(tpot_s=promised_s if by == "the worker" else None)
         shapes = [Shape(0.0, 16, 60), *(Shape(0.2 + 0.3 * i, 512, 2) for i in range(3))]
         placing = Placing()
         if by == "the request":

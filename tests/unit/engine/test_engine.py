@@ -12,6 +12,7 @@ import pytest
 
 from diptych.engine.engine import MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY, StepEngine
 from diptych.engine.scheduling.block_pool import Owner
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
@@ -326,18 +327,20 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
     tpot_s: float | None, own_s: float
 ) -> None:
     """Time stands still, so that each token that is drawn is a promised interval to spare."""
-    rig = Rig(tpot_s=tpot_s, clock=lambda: 0.0)
+    late: list[Sequence] = []
+
+    def on_step(updates: list[SequenceUpdate]) -> None:  # amid steps, so that none is in flight
+        if len(rig.runner.plans) == 2:
+            late.append(rig.start(12, max_tokens=2))
+
+    rig = Rig(on_step, tpot_s=tpot_s, clock=lambda: 0.0)
     for _ in range(30):
         rig.engine._learner.learn(StepWork(1, 10), 0.5)
         rig.engine._learner.learn(StepWork(0, 0, 8, 36), 20.0)
     async with rig.running():
-        rig.start(3, max_tokens=30, tpot_s=own_s)
-        while len(rig.runner.plans) < 2:
-            rig.stepped.clear()
-            await rig.stepped.wait()
-        num_before = len(rig.runner.plans)
-        await rig.until_finished(rig.start(12, max_tokens=2))
-    sizes = [plan.num_tokens for plan in rig.runner.plans[num_before:]]
+        await rig.until_finished(rig.start(3, max_tokens=30, tpot_s=own_s))
+    assert late[0].state is SequenceState.FINISHED
+    sizes = [plan.num_tokens for plan in rig.runner.plans[2:]]
     num_held = next(index for index, num_tokens in enumerate(sizes) if num_tokens > 1)
     assert (num_held >= 2) is (tpot_s is not None or own_s > 0.0)
 

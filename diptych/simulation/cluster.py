@@ -37,6 +37,7 @@ class Workers(NamedTuple):
     may_leap: bool = True
     told: StepModel | None = None  # what they say that their steps take; None: what they take
     told_until_s: float = math.inf  # then they say what is true
+    models: tuple[StepModel, ...] = ()  # of each its own: prefill, both roles, decode; or ``model``
 
 
 class SimulatedCluster:
@@ -77,11 +78,13 @@ class SimulatedCluster:
         return [self._host(f"{role}-{index}", limits) for index in range(num)]
 
     def _host(self, name: str, limits: EngineLimits) -> SimulatedWorker:
+        models = self._workers.models
+        model = models[self._num_hosts] if models else self._workers.model
         self._num_hosts += 1
         host = SimulatedWorker(
             WorkerId(f"{name}:1", name),
             limits,
-            self._workers.model,
+            model,
             self._agenda,
             self._noise,
             first_step=_NOISE_APART * self._num_hosts,

@@ -42,7 +42,11 @@ Listener = Callable[[SequenceUpdate], None]
 
 
 class EngineLimits(NamedTuple):
-    """What a worker's settings say of its engine. ``tpot_s``: promised to all that decode."""
+    """What a worker's settings say of its engine.
+
+    ``tpot_s``: promised to all that decode. ``local_prefill``: a decode worker may compute prompts
+    itself.
+    """
 
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
@@ -50,6 +54,7 @@ class EngineLimits(NamedTuple):
     num_blocks: int = 4096
     block_size: int = 16
     tpot_s: float | None = None
+    local_prefill: bool = True
 
 
 class Noise:

@@ -35,6 +35,7 @@ class Told:
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
         self.max_model_len = engine.limits.max_model_len
+        self.local_prefill = engine.limits.local_prefill
 
     def engine_view(self, num_departed_tokens: int, num_computed_tokens: int = 0) -> EngineView:
         """With what the router sent since, and what it heard of that is done."""
@@ -181,7 +182,7 @@ class DecodeSeen:
             worker=self._worker,
             num_sequences=len(self._own) + self._num_others,
             max_model_len=told.max_model_len,
-            local_prefill=True,
+            local_prefill=told.local_prefill,
             proven=self._proven,
             max_num_seqs=told.max_num_seqs,
             own_shares=self._own.shares(),

@@ -110,6 +110,9 @@ class SimulationConfig(BaseModel):
         512, ge=1, description="As a prefill worker's, whose own default is 1024."
     )
     tpot_ms: float | None = Field(None, gt=0, description="As a decode worker's.")
+    local_prefill: bool = Field(
+        True, description="As a decode worker's: it may compute prompts itself."
+    )
     num_blocks: int = Field(2048, ge=1, description="KV blocks of each worker.")
     block_size: int = Field(16, ge=1, le=256, description="As a worker's.")
     max_model_len: int = Field(4096, ge=4, description="As a worker's.")
@@ -139,6 +142,9 @@ class SimulationConfig(BaseModel):
             check_step_limits(max_batched_tokens=budget, max_num_seqs=self.max_num_seqs)
         if self.num_blocks * self.block_size < self.max_model_len - 1:
             raise ValueError(f"num_blocks: {self.num_blocks} do not hold max_model_len tokens")
+        for split in self.splits:
+            if not (self.local_prefill or split.num_prefill or split.num_soft):
+                raise ValueError(f"local_prefill: off, nobody computes prompts of {split.name}")
         if self.burst_ratio != 1 and not self.rate:
             raise ValueError("burst_ratio: wants a rate")
         return self
@@ -161,6 +167,7 @@ class SimulationConfig(BaseModel):
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             tpot_s=None if self.tpot_ms is None else self.tpot_ms / 1000,
+            local_prefill=self.local_prefill,
         )
         prefill = decode._replace(max_batched_tokens=self.prefill_max_batched_tokens, tpot_s=None)
         return Workers(prefill, decode, model, is_noisy=self.noise)

@@ -53,23 +53,26 @@ class Square(NamedTuple):
 
 
 def squares(rows: Sequence[Mapping[str, Any]], unit: Objective, duration_s: float) -> list[Square]:
-    """Those objectives for which all three were run with admission."""
+    """Those objectives for which all three were run with admission.
+
+    What was run with other seeds than both roles at that rate does not count.
+    """
     found = []
     for multiples in itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES):
         ttft, tpot = multiples
         objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
         own = [row for row in rows if row.get("multiples") == multiples]
         met = _met(own, objective)
-        fixed = {key: met[key] for key in met if key[0] != BOTH}
         if not {kind for kind, _, _ in met} >= _NEEDED:
             continue
-        seconds = {key: duration_s * _num_runs(own, key) for key in met}
-        best = max(fixed, key=lambda key: met[key].sum() / seconds[key])
-        of_both = [key for key in met if key[0] == BOTH and key[2] == best[2]]
-        rivals = [key for key in of_both if len(met[key]) == len(met[best])]
-        if not rivals:
+        rivals = {key: _rivals(own, key) for key in met if key[0] != BOTH}
+        rates = {rate for kind, _, rate in met if kind == BOTH}
+        seconds = {key: duration_s * len(_seeds(own, key)) for key in met}
+        fixed = [key for key in rivals if rivals[key] or key[2] not in rates]
+        best = max(fixed, key=lambda key: met[key].sum() / seconds[key], default=None)
+        if best is None or not rivals[best]:
             continue
-        soft = max(rivals, key=lambda key: met[key].sum() / seconds[key])
+        soft = max(rivals[best], key=lambda key: met[key].sum() / seconds[key])
         ours, theirs = met[soft], met[best]
         found.append(
             Square(
@@ -92,13 +95,20 @@ def _key(row: Mapping[str, Any]) -> Key:
 def _met(rows: Iterable[Mapping[str, Any]], objective: Objective) -> dict[Key, Met]:
     """Of each deployment and rate, for every request, in order, whether it was met."""
     met: dict[Key, list[float]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["seed"]):
         met.setdefault(_key(row), []).extend(map(objective.met_by, row["outcomes"]))
     return {key: np.asarray(values, dtype=np.float64) for key, values in met.items()}
 
 
-def _num_runs(rows: Iterable[Mapping[str, Any]], key: Key) -> int:
-    return sum(_key(row) == key for row in rows)
+def _seeds(rows: Iterable[Mapping[str, Any]], key: Key) -> list[int]:
+    return sorted(row["seed"] for row in rows if _key(row) == key)
+
+
+def _rivals(rows: Sequence[Mapping[str, Any]], fixed: Key) -> list[Key]:
+    """Of both roles, those to which the same requests came."""
+    keys = dict.fromkeys(_key(row) for row in rows)
+    of_both = (key for key in keys if key[0] == BOTH and key[2] == fixed[2])
+    return [key for key in of_both if _seeds(rows, key) == _seeds(rows, fixed)]
 
 
 def _ratio(ours: Met, theirs: Met) -> Callable[[Indices], "np.floating[Any]"]:

@@ -39,11 +39,12 @@ def runs(done: MeasuredCells) -> list[dict[str, Any]]:
     found = []
     for cell in done:
         if tuple(cell["key"]) != UNLOADED:
-            kind, budget, placement, wanted, rate, _ = cell["key"]
+            kind, budget, placement, wanted, rate, seed = cell["key"]
             row = {
                 "deployment": f"{kind} {budget}",
                 "placement": placement,
                 "rate": float(rate),
+                "seed": int(seed),
                 "outcomes": [Outcome(*each) for each in cell["outcomes"]],
                 "ended": cell.get("ended"),
                 "itl_s": cell.get("itl_s"),

@@ -2,8 +2,9 @@
 
     .venv/bin/python -m tests.bench.simulated_goodput bench-goodput.json --trace X.csv
 
-Each run of the file is simulated with what steps took in that file's runs of such a deployment,
-as its workers had learned it (of runs that tell nothing, with those of ``--steps``). For each rate
+Each run of the file is simulated with what steps took, as each of its workers had learned it by
+its end: what one knew nothing of with the median of the file's runs of such a deployment, or that
+of ``--steps``. For each rate
 and each pair of objectives: what was measured and what was simulated, requests/s, and whether the
 better one of a split and two colocated engines is the same.
 """
@@ -11,7 +12,7 @@ better one of a split and two colocated engines is the same.
 import argparse
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.bench.workload import Workload
 _LIMITS: Final = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
 _DECODE_BUDGET: Final = 512  # the default of a decode worker that computes no prompts
 _SPLITS: Final = {APART: Split(1, 1), TOGETHER: Split(0, 2), BOTH: Split(0, 0, 2)}
+_NUM_WORKERS: Final = 2  # of each
 _TIED: Final = 0.03  # of the better one: who is ahead by less is so by chance
 _CLOSE: Final = 0.1
 
@@ -62,18 +64,18 @@ class Run(NamedTuple):
         kind, budget, placement, wanted, rate, seed = cell["key"]
         return cls(kind, int(budget), placement, wanted, float(rate), int(seed))
 
-    def setup(self, steps: StepModel, unit: Objective) -> Setup:
-        """The same deployment; ``unit``: the unloaded medians."""
+    def setup(self, steps: Sequence[StepModel], unit: Objective) -> Setup:
+        """The same deployment; ``steps``: of each worker; ``unit``: the unloaded medians."""
         limits = _LIMITS._replace(max_batched_tokens=self.budget)
-        decode = (
-            limits._replace(max_batched_tokens=_DECODE_BUDGET) if self.kind == APART else limits
-        )
+        decode = limits
+        if self.kind == APART:
+            decode = limits._replace(max_batched_tokens=_DECODE_BUDGET, local_prefill=False)
         placing = Placing(self.placement, local_below_tokens=0 if self.kind == APART else 64)
         if self.placement == PREDICTED:
             ttft, tpot = map(float, self.wanted.split("x"))
             wanted = Objectives(ttft * unit.ttft_s, tpot * unit.tpot_s)
             placing = placing._replace(objectives=wanted, may_refuse=True)
-        workers = Workers(limits, decode, steps)
+        workers = Workers(limits, decode, steps[0], models=tuple(steps))
         return Setup(_SPLITS[self.kind], workers, placing=placing, seed=self.seed)
 
 
@@ -104,15 +106,25 @@ def learned(done: Iterable[Cell], kind: str, otherwise: StepModel) -> StepModel:
     return StepModel(*costs)
 
 
+def steps_of(cell: Cell, otherwise: StepModel) -> list[StepModel]:
+    """What the steps of each of its workers took; ``otherwise``: what it knew nothing of."""
+    found = []
+    for steps in cell.get("steps", ()):
+        costs = {name: StepCost(**cost) for name, cost in steps.items()}
+        known = {name: cost for name, cost in costs.items() if cost.is_known}
+        found.append(otherwise._replace(**known))
+    return found or [otherwise] * _NUM_WORKERS
+
+
 def outcomes(
-    run: Run, *, steps: Mapping[str, StepModel], work: Workload, unit: Objective, duration_s: float
+    run: Run, steps: Sequence[StepModel], *, work: Workload, unit: Objective, duration_s: float
 ) -> list[Outcome]:
     """What comes of the load that the measurement offered."""
     shapes = (
         Shape(at_s, lengths.prompt, lengths.output)
         for at_s, lengths in work.arrivals(run.rate, duration_s, run.seed)
     )
-    simulation = Simulation(run.setup(steps[run.kind], unit), shapes)
+    simulation = Simulation(run.setup(steps, unit), shapes)
     return simulation.run(duration_s, DRAIN_S).outcomes
 
 
@@ -200,13 +212,14 @@ def main() -> None:
     runs = [Run.of(cell) for cell in cells]
     simulate = partial(
         outcomes,
-        steps={kind: learned(cells, kind, otherwise) for kind in _SPLITS},
         work=Workload(lengths, 1000, moments_s),
         unit=unit,
         duration_s=told["duration"],
     )
+    medians = {kind: learned(cells, kind, otherwise) for kind in _SPLITS}
+    steps = [steps_of(cell, medians[cell["key"][0]]) for cell in cells]
     with ProcessPoolExecutor() as processes:
-        simulated = list(processes.map(simulate, runs))
+        simulated = list(processes.map(simulate, runs, steps))
     measured = [[Outcome(*each) for each in cell["outcomes"]] for cell in cells]
     rows = list(zip(runs, measured, simulated, strict=True))
     print(table(compared(rows, unit, told["duration"])))  # noqa: T201

@@ -15,12 +15,15 @@ IN_TIME, LATE, NONE = Outcome(0.2, 0.01), Outcome(0.4, 0.01), Outcome(None, None
 NUM = 40
 
 
-def row(kind: str, num_in_time: int, *, rate: float = 2.0, ttft: float = 3.0) -> dict[str, Any]:
+def row(
+    kind: str, num_in_time: int, *, rate: float = 2.0, ttft: float = 3.0, seed: int = 11
+) -> dict[str, Any]:
     late = [LATE] * (NUM // 2 - num_in_time // 2)
     outcomes = [IN_TIME] * num_in_time + late
     return {
         "deployment": Deployment(kind, 512).name,
         "rate": rate,
+        "seed": seed,
         "multiples": (ttft, 2.0),
         "outcomes": outcomes + [NONE] * (NUM - len(outcomes)),
     }
@@ -57,6 +60,16 @@ def test_only_the_same_requests_are_compared() -> None:
     assert squares([*ROWS, at_twice], UNIT, duration_s=10.0) == []
     (found,) = squares([*ROWS, at_twice, row(BOTH, 38, rate=4.0)], UNIT, duration_s=10.0)
     assert (found.soft, found.fixed) == (3.8, 4.0)
+
+
+def test_of_several_seeds_each_request_is_held_against_itself() -> None:
+    """In whatever order they were run; static batches, of one seed only, do not count."""
+    again = [row(kind, num, seed=12) for kind, num in ((BOTH, 10), (APART, 5), (TOGETHER, 40))]
+    (found,) = squares([*again, *ROWS, row(STATIC, 40)], UNIT, duration_s=10.0)
+    assert (found.num_offered, found.soft, found.fixed) == (2 * NUM, 2.0, 3.0)
+    assert found.regime == "colocated"
+    (swapped,) = squares([*ROWS, *again], UNIT, duration_s=10.0)
+    assert swapped.ratio == found.ratio
 
 
 def test_the_picture_is_a_picture(tmp_path: Path) -> None:

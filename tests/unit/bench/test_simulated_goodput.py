@@ -4,7 +4,7 @@ import pytest
 
 from diptych.simulation.measured_steps import DEMO
 from diptych.simulation.outcome import Objective, Outcome
-from diptych.step_model import NUM_KNOWN_STEPS, StepCost
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
 from tests.bench.goodput_runs import APART, BOTH, PREDICTED, TOGETHER
 from tests.bench.measured_cells import Cell
 from tests.bench.simulated_goodput import (
@@ -14,6 +14,7 @@ from tests.bench.simulated_goodput import (
     has_same_winner,
     learned,
     outcomes,
+    steps_of,
     table,
 )
 from tests.bench.slo import Lengths
@@ -49,6 +50,27 @@ def test_steps_take_what_the_workers_of_such_a_deployment_had_learned() -> None:
     assert learned(done, APART, DEMO) == DEMO
     assert learned([cell(APART, 0.01, num_steps=3)], APART, DEMO) == DEMO
     assert learned([{"key": [APART]}], APART, DEMO) == DEMO
+
+
+def test_each_worker_is_simulated_with_what_it_had_learned() -> None:
+    medians = DEMO._replace(decode=StepCost(0.02, num_steps=NUM_KNOWN_STEPS))
+    fast, slow = steps_of(cell(TOGETHER, 0.01, 0.03), medians)
+    assert (fast.decode.fixed_s, slow.decode.fixed_s) == (0.01, 0.03)
+    assert fast.prefill == slow.prefill == DEMO.prefill
+    assert steps_of(cell(APART, 0.01, num_steps=3), medians) == [medians]
+    assert steps_of({"key": [APART]}, medians) == [medians, medians]
+
+
+def test_workers_may_differ() -> None:
+    work = Workload([Lengths(64, 60)], vocab=1000)
+    slow = DEMO._replace(decode=StepCost(0.2, num_steps=NUM_KNOWN_STEPS))
+    run = Run(APART, 512, "least-loaded", "any", 0.2, 11)
+
+    def pace_s(steps: list[StepModel]) -> float:
+        found = outcomes(run, steps, work=work, unit=UNIT, duration_s=10.0)
+        return max(each.tpot_s or 0.0 for each in found)
+
+    assert pace_s([slow, DEMO]) < 0.15 < pace_s([DEMO, slow])
 
 
 def test_of_seeds_the_mean_counts_and_of_budgets_the_best() -> None:
@@ -101,8 +123,7 @@ def test_each_deployment_is_simulated_with_its_own_arrivals(kind: str, placement
     run = Run(kind, 512, placement, wanted, 1.0, 11)
 
     def simulated(of_run: Run) -> list[Outcome]:
-        steps = dict.fromkeys((APART, TOGETHER, BOTH), DEMO)
-        return outcomes(of_run, steps=steps, work=work, unit=UNIT, duration_s=15.0)
+        return outcomes(of_run, [DEMO, DEMO], work=work, unit=UNIT, duration_s=15.0)
 
     found = simulated(run)
     assert len(found) == len(work.arrivals(1.0, 15.0, 11))

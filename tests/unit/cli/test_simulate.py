@@ -87,6 +87,7 @@ def test_workers_of_both_roles_and_several_routers(
         (("--workers", "decode=1", "--rate", "0"), "--rate"),
         (("--workers", "decode=1", "--max-batched-tokens", "8"), "max_batched_tokens"),
         (("--workers", "decode=1", "--num-blocks", "8"), "num_blocks"),
+        (("--workers", "prefill=1,decode=1 decode=2", "--no-local-prefill"), "local_prefill"),
         (("--workers", "decode=1", "--burst-ratio", "2"), "burst_ratio"),
         (("--workers", "decode=1", "--steps", "/nonexistent"), "--steps"),
         (("--workers", "decode=1", "--svg", "/nonexistent/x.svg"), "--svg"),

@@ -165,6 +165,20 @@ def test_by_hand_where_one_engine_does_both() -> None:
     assert outcome.tpot_s == pytest.approx(0.010)
 
 
+@pytest.mark.parametrize("placement", ["least-loaded", "predicted"])
+@pytest.mark.parametrize("local_prefill", [True, False])
+def test_a_decode_worker_computes_prompts_where_it_may(placement: str, local_prefill: bool) -> None:
+    limits = SMALL._replace(num_blocks=256, local_prefill=local_prefill)  # nobody is preempted
+    made = setup(Split(1, 1), limits=limits, placement=placement)
+    made = made._replace(
+        placing=made.placing._replace(local_below_tokens=16),
+    )
+    simulation = Simulation(made, some(80, 7))
+    assert run(simulation).refusals == {}
+    (decode,) = simulation.cluster.decode
+    assert (decode.engine.prefill_time_ratio > 0.0) is local_prefill
+
+
 def test_shared_prefixes_are_found_again() -> None:
     """The real prefix cache: the second prompt lacks only what is its own."""
     shapes = [Shape(0.0, 100, 4, (1,)), Shape(5.0, 100, 4, (1,)), Shape(10.0, 100, 4, (2,))]

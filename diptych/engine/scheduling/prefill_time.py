@@ -1,8 +1,7 @@
 """How much of an engine's time goes into prompts. Pure.
 
 Of a step with parts of prompts that is what it takes longer than one without: sequences that decode
-have a token with either. Where little is left of a prompt that another worker computed, it is
-hardly anything.
+have a token with either. Where little is to be computed of a prompt it is hardly anything.
 """
 
 import math

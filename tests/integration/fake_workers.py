@@ -30,6 +30,7 @@ from diptych.v1 import (
 )
 
 HEARTBEAT_S = 0.1
+NUM_CACHED_TOKENS = 3  # of each prompt, on a prefill worker
 BLOCK_SIZE = 16
 MAX_LEN = 1_000_000
 POOLED = [3.0, 4.0, *[0.0] * 62]  # the hidden states of every prompt, of the tiny model's width
@@ -108,6 +109,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             server, self._server = self._server, None
             await server.stop(None)
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Of prompts that wait to be computed."""
+        return 0
+
     def progress(self) -> common_pb2.EngineProgress:
         return common_pb2.EngineProgress(
             num_steps=7, step_due=self.behaviour.stalled, predicted_step_s=0.01
@@ -137,6 +143,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     vocab_size=512,
                     step_model=self.step_model.to_proto(),
                     max_batched_tokens=64,
+                    num_pending_prefill_tokens=self.num_pending_tokens,
                 )
             await asyncio.sleep(self.watch_gap_s)
 
@@ -145,6 +152,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 class FakeLease:
     start: prefill_pb2.PrefillStart
     grants: list[prefill_pb2.Grant] = field(default_factory=list)
+    num_pending_tokens: int = 0  # accepted, and not computed
 
 
 class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
@@ -159,6 +167,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.num_released = 0  # leases that the router ended by half-closing
         self.traceparents: list[str] = []
         self.accepts_as: str | None = None  # an incarnation that is not its own
+
+    @property
+    def num_pending_tokens(self) -> int:
+        return sum(lease.num_pending_tokens for lease in self.leases)
 
     def add_services(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
@@ -202,12 +214,14 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
     ) -> None:
         if not self.behaviour.accepts:
             return
+        spec = lease.start.spec
         accepted = prefill_pb2.PrefillAccepted(
-            incarnation=self.accepts_as or self.incarnation, num_cached_tokens=3
+            incarnation=self.accepts_as or self.incarnation, num_cached_tokens=NUM_CACHED_TOKENS
         )
+        lease.num_pending_tokens = max(0, len(spec.token_ids) - NUM_CACHED_TOKENS)
         events.put_nowait(prefill_pb2.PrefillEvent(accepted=accepted))
         await asyncio.sleep(self.behaviour.first_token_s)
-        spec = lease.start.spec
+        lease.num_pending_tokens = 0
         if self.behaviour.tells_prompts:
             for told in _told(lease.start):
                 events.put_nowait(told)

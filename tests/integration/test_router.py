@@ -126,13 +126,17 @@ async def test_a_prefix_that_a_worker_has_forgotten_is_prefilled_again(wide_mode
 
 
 async def test_what_a_prefill_worker_has_cached_leaves_room_for_others(wide_model: Path) -> None:
-    """Of each prompt of 20 tokens it has 3; all 40 would be more than may wait on it."""
+    """Of each prompt of 20 tokens it has 3; all 40 would be more than may wait on it, and so are
+    34, so that the third is kept waiting.
+    """
     async with running(wide_model, 1, 1, max_pending_prefill_tokens=18) as cluster:
         prefill = cluster.prefill[0]
         prefill.behaviour.first_token_s = 60.0
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(cluster.generate()) for _ in range(3)]
-            await eventually(lambda: len(prefill.leases) >= 2, "the second was kept waiting")
+            await eventually(lambda: len(prefill.leases) == 2, "the second was kept waiting")
+            await asyncio.sleep(10 * prefill.watch_gap_s)
+            assert len(prefill.leases) == 2, "the third has no room"
             for task in asking:
                 task.cancel()
 

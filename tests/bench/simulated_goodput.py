@@ -4,9 +4,8 @@
 
 Each run of the file is simulated with what steps took, as each of its workers had learned it by
 its end: what one knew nothing of with the median of the file's runs of such a deployment, or that
-of ``--steps``. For each rate
-and each pair of objectives: what was measured and what was simulated, requests/s, and whether the
-better one of a split and two colocated engines is the same.
+of ``--steps``. For each rate and each pair of objectives: what was measured and what was simulated,
+requests/s, and whether the better one of a split and two colocated engines is the same.
 """
 
 import argparse
@@ -44,7 +43,6 @@ from tests.bench.workload import Workload
 _LIMITS: Final = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
 _DECODE_BUDGET: Final = 512  # the default of a decode worker that computes no prompts
 _SPLITS: Final = {APART: Split(1, 1), TOGETHER: Split(0, 2), BOTH: Split(0, 0, 2)}
-_NUM_WORKERS: Final = 2  # of each
 _TIED: Final = 0.03  # of the better one: who is ahead by less is so by chance
 _CLOSE: Final = 0.1
 
@@ -113,7 +111,7 @@ def steps_of(cell: Cell, otherwise: StepModel) -> list[StepModel]:
         costs = {name: StepCost(**cost) for name, cost in steps.items()}
         known = {name: cost for name, cost in costs.items() if cost.is_known}
         found.append(otherwise._replace(**known))
-    return found or [otherwise] * _NUM_WORKERS
+    return found or [otherwise] * sum(_SPLITS[cell["key"][0]])
 
 
 def outcomes(

@@ -48,6 +48,7 @@ class Behaviour:
 
     refuse: DiptychError | None = None
     accepts: bool = True  # else it says nothing to a new sequence
+    tells_pending: bool = False  # on Watch, what waits; else a router takes it to be idle
     silent: bool = False  # no event leaves any more, not even a heartbeat
     stalled: bool = False  # heartbeats say that the engine is stuck
     first_token_s: float = 0.0  # Accepted until FirstToken
@@ -143,7 +144,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     vocab_size=512,
                     step_model=self.step_model.to_proto(),
                     max_batched_tokens=64,
-                    num_pending_prefill_tokens=self.num_pending_tokens,
+                    num_pending_prefill_tokens=self.num_pending_tokens
+                    if self.behaviour.tells_pending
+                    else 0,
                 )
             await asyncio.sleep(self.watch_gap_s)
 

@@ -131,7 +131,7 @@ async def test_what_a_prefill_worker_has_cached_leaves_room_for_others(wide_mode
     """
     async with running(wide_model, 1, 1, max_pending_prefill_tokens=18) as cluster:
         prefill = cluster.prefill[0]
-        prefill.behaviour.first_token_s = 60.0
+        prefill.behaviour.first_token_s, prefill.behaviour.tells_pending = 60.0, True
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(cluster.generate()) for _ in range(3)]
             await eventually(lambda: len(prefill.leases) == 2, "the second was kept waiting")

@@ -27,6 +27,7 @@ from router.config import RouterConfig
 from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
 from router.frontend.constraint_check import ConstraintCheck
+from router.frontend.fair_places import FairPlaces
 from router.frontend.field_names import renamed
 from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
@@ -72,7 +73,9 @@ class Admission:
         self._num_open = 0
         self._num_open_bytes = 0
         self._num_unfound = 0
-        self._num_untokenized = 0
+        self._to_tokenize = FairPlaces(
+            _MAX_TOKENIZING, config.max_queue, "long prompts wait to be tokenised"
+        )
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -236,7 +239,8 @@ class Admission:
             return None
         thoughts = thoughts_of(request, prompt, self._model)
         calls = calls_beside(request, self._model)
-        checking = partial(self._constraints.check, constraint, thoughts=thoughts, calls=calls)
+        check = partial(self._constraints.check, tenant=request.tenant.name)
+        checking = partial(check, constraint, thoughts=thoughts, calls=calls)
         tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
         spellings = (
             tokenizer.text.spelling(each)
@@ -245,7 +249,7 @@ class Admission:
         )
         is_given = constraint is given
         if given is not None and not is_given:  # calls have no use for it, but it is not wrong
-            await _within(deadline_s, self._constraints.check(given))
+            await _within(deadline_s, check(given))
         try:
             return await _within(deadline_s, checking(b"".join(spellings)))
         except InvalidRequestError as error:
@@ -275,19 +279,11 @@ class Admission:
         tokenizer = self._model.tokenizer
         if request.num_bytes <= _INLINE_BYTES or isinstance(request.prompt, TokenPrompt):
             return validation.tokenize(request, tokenizer, max_model_len)
-        if self._num_untokenized >= self._config.max_queue + _MAX_TOKENIZING:
-            raise QueueFullError(
-                f"{self._num_untokenized} long prompts wait to be tokenised",
-                retry_after_s=RETRY_LATER_S,
-            )
-        self._num_untokenized += 1
-        try:
+        async with self._to_tokenize.place(request.tenant.name):
             # Of those whose client leaves the one that has a thread keeps it until it is done.
             return await asyncio.get_running_loop().run_in_executor(
                 self._tokenizing, validation.tokenize, request, tokenizer, max_model_len
             )
-        finally:
-            self._num_untokenized -= 1
 
     async def _wait_found(self, deadline_s: float | None) -> None:
         """No worker was ever heard of: wait for the first, within bounds."""

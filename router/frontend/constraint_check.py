@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint
-from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
+from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
 from router.frontend.checked_form import CheckedForm
+from router.frontend.fair_places import FairPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +116,9 @@ class ConstraintCheck:
         self.num_checked = 0
         """By a process: not from memory."""
         self._quick, self._patient = _Checker(), _Checker()
-        self._quick_turn, self._patient_turn = asyncio.Lock(), asyncio.Lock()
-        self._num_waiting = 0
+        self._quick_place, self._patient_place = (
+            FairPlaces(1, _MAX_WAITING, "constraints wait to be checked") for _ in range(2)
+        )
         self._known: OrderedDict[_Asked, _Verdict] = OrderedDict()
 
     async def check(
@@ -125,11 +127,12 @@ class ConstraintCheck:
         emitted: bytes = b"",
         thoughts: ThoughtForm | None = None,
         calls: tuple[Mark, ...] = (),
+        tenant: str = "",
     ) -> CheckedForm:
         """The constraint as a grammar, in which an output may begin with ``emitted``.
 
         ``thoughts`` may come before what the constraint is of, and calls in its place, which
-        begin with one of the marks of ``calls``.
+        begin with one of the marks of ``calls``. Tenants are served by turns.
 
         Raises:
             InvalidRequestError: it cannot be held to, or what was emitted does not fit it.
@@ -137,7 +140,7 @@ class ConstraintCheck:
             NoWorkerError: somebody ended the process, twice: nothing is known of the constraint.
         """
         asked = _Asked(constraint, thoughts, calls)
-        known = self._decided(asked, emitted) or await self._ask(asked, emitted)
+        known = self._decided(asked, emitted) or await self._ask(asked, emitted, tenant)
         if known.problem:
             raise InvalidRequestError(
                 f"cannot be held to: {known.problem}",
@@ -165,27 +168,19 @@ class ConstraintCheck:
         if len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)
 
-    async def _ask(self, asked: _Asked, emitted: bytes) -> _Verdict:
-        if self._num_waiting >= _MAX_WAITING:
-            raise QueueFullError(
-                f"{self._num_waiting} constraints wait to be checked", retry_after_s=RETRY_LATER_S
-            )
-        self._num_waiting += 1
+    async def _ask(self, asked: _Asked, emitted: bytes, tenant: str) -> _Verdict:
         line = _line_of(asked, emitted)
-        try:
-            async with self._quick_turn:
-                decided = self._decided(asked, emitted)  # for another, while this one waited
-                if decided is not None:
-                    return decided
-                answered = await self._answered_soon(line)
-                if answered:
-                    return self._verdict(asked, emitted, answered)
-            async with self._patient_turn:
-                return self._decided(asked, emitted) or self._verdict(
-                    asked, emitted, await self._answered(line)
-                )
-        finally:
-            self._num_waiting -= 1
+        async with self._quick_place.place(tenant):
+            decided = self._decided(asked, emitted)  # for another, while this one waited
+            if decided is not None:
+                return decided
+            answered = await self._answered_soon(line)
+            if answered:
+                return self._verdict(asked, emitted, answered)
+        async with self._patient_place.place(tenant):
+            return self._decided(asked, emitted) or self._verdict(
+                asked, emitted, await self._answered(line)
+            )
 
     async def _answered(self, line: bytes) -> bytes:
         answered = await self._line(line)

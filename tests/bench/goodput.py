@@ -20,6 +20,9 @@ both roles with it: requests then say what they want, so that each objective is 
 ``--static-batch`` are two colocated engines to which requests go in static batches of so many:
 what servers did before continuous batching.
 
+``--by-turns`` holds all deployments in memory, those idle that are not asked, so that the same
+requests come to each within minutes: for machines that are not the same for hours.
+
 Each run is written when it is done, and what ``--out`` has already is not run again: hours of
 them can be made in pieces (``--cells``), with one setting or another each time.
 """
@@ -355,6 +358,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[11], help="of arrivals and lengths")
     parser.add_argument("--ttft-multiple", type=float, nargs="+", default=TTFT_MULTIPLES)
     parser.add_argument("--tpot-multiple", type=float, nargs="+", default=TPOT_MULTIPLES)
+    parser.add_argument(
+        "--by-turns",
+        action="store_true",
+        help="all deployments stand at once, and each load is offered to one after the other",
+    )
     parser.add_argument("--cells", type=int, help="so many more runs at the most")
     parser.add_argument("--out", type=Path, default=Path("bench-goodput.json"))
     options = parser.parse_args()
@@ -394,26 +402,50 @@ def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
     lengths = scaled(shapes, options.divide, options.max_prompt, options.max_output)
     moments_s = [shape.at_s for shape in shapes] if options.arrivals == "trace" else []
     work, num_left = Workload(lengths, options.vocab, moments_s), options.cells
-    for each in deployments(options):
-        todo = [point for point in each.points(options) if each.key + point.key not in done]
-        if ADMITTED[each.kind] not in options.deployment or not todo or num_left == 0:
-            continue
-        show(f"starting {each.name}, {each.placement}")
-        with each.running(options) as cluster:
-            asyncio.run(cluster.wait_ready(2 if each.kind == BOTH else None))
-            asyncio.run(warm_up(cluster, work))
-            if UNLOADED not in done:
-                unit = asyncio.run(unloaded(cluster, work))
-                done.add(UNLOADED, {**unit._asdict(), "environment": environment()})
-                show(f"unloaded medians: {unit}")
-            for point in todo[:num_left]:
+    wanted = [each for each in deployments(options) if ADMITTED[each.kind] in options.deployment]
+    for together in [wanted] if options.by_turns else [[each] for each in wanted]:
+        todo = turns(together, options, done)[:num_left]
+        with ExitStack() as stack:
+            standing = {
+                each: stack.enter_context(started(each, options, work, done))
+                for each in dict.fromkeys(each for each, _ in todo)
+            }
+            for each, point in todo:
                 unit, batches = unit_of(done), None
                 if each.kind == STATIC:
                     batches = StaticBatches(each.budget, options.static_wait)
-                run = asyncio.run(measure(cluster, work, point, unit, options.duration, batches))
+                cluster, lasts_s = standing[each], options.duration
+                run = asyncio.run(measure(cluster, work, point, unit, lasts_s, batches))
                 done.add(each.key + point.key, run)
                 show(f"{' '.join(each.key + point.key)}: {len(run['outcomes'])} offered")
-        num_left = None if num_left is None else max(0, num_left - len(todo))
+        num_left = None if num_left is None else num_left - len(todo)
+
+
+def turns(
+    together: Sequence[Deployment], options: argparse.Namespace, done: MeasuredCells
+) -> list[tuple[Deployment, Point]]:
+    """What is missing, load after load; who was last with one is first with the next."""
+    points = {each: each.points(options) for each in together}
+    loads = dict.fromkeys(point for of_each in points.values() for point in of_each)
+    orders = itertools.cycle([list(together), list(reversed(together))])
+    every = [(each, load) for load in loads for each in next(orders) if load in points[each]]
+    return [(each, load) for each, load in every if each.key + load.key not in done]
+
+
+@contextmanager
+def started(
+    deployment: Deployment, options: argparse.Namespace, work: Workload, done: MeasuredCells
+) -> Iterator[Cluster]:
+    """It, warm; the first that ever is measures the unloaded medians."""
+    show(f"starting {deployment.name}, {deployment.placement}")
+    with deployment.running(options) as cluster:
+        asyncio.run(cluster.wait_ready(2 if deployment.kind == BOTH else None))
+        asyncio.run(warm_up(cluster, work))
+        if UNLOADED not in done:
+            unit = asyncio.run(unloaded(cluster, work))
+            done.add(UNLOADED, {**unit._asdict(), "environment": environment()})
+            show(f"unloaded medians: {unit}")
+        yield cluster
 
 
 if __name__ == "__main__":

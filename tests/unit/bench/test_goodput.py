@@ -14,7 +14,7 @@ from diptych.simulation.outcome import Objective, Outcome
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
 from diptych.v1 import worker_pb2
 from tests.bench import goodput
-from tests.bench.goodput import FINISHED, Deployment, Point, Told, is_warm, one
+from tests.bench.goodput import FINISHED, Deployment, Point, Told, is_warm, one, turns
 from tests.bench.goodput_runs import (
     APART,
     BOTH,
@@ -110,6 +110,22 @@ def test_with_admission_each_objective_is_a_run() -> None:
         ("5x2", "1", "11"),
         ("5x2", "2", "11"),
     ]
+
+
+def test_by_turns_a_load_comes_to_each_before_the_next_and_none_is_always_first(
+    tmp_path: Path,
+) -> None:
+    done = MeasuredCells(tmp_path / "goodput.json", {})
+    options = argparse.Namespace(ttft_multiple=[5.0], tpot_multiple=[2.0], rate=[1.0], seed=[1, 2])
+    soft, fixed = (Deployment(kind, 512, PREDICTED) for kind in (BOTH, TOGETHER))
+    first, second = soft.points(options)
+    every = [(soft, first), (fixed, first), (fixed, second), (soft, second)]
+    assert turns([soft, fixed], options, done) == every
+    done.add(fixed.key + first.key, {})
+    assert turns([soft, fixed], options, done) == [*every[:1], *every[2:]]
+    plain = Deployment(TOGETHER, 512)  # asked for nothing: loads of its own
+    missing = turns([plain, soft], options, done)
+    assert [each for each, _ in missing] == [plain, plain, soft, soft]
 
 
 def test_runs_of_a_file_become_the_map_with_the_peak_of_each_objective(tmp_path: Path) -> None:

@@ -107,6 +107,19 @@ async def test_nobody_waits_for_those_that_take_for_ever(shared: ConstraintCheck
         assert not any(each.done() for each in bad)
 
 
+async def test_a_tenant_that_floods_it_keeps_another_waiting_for_one_of_its_own() -> None:
+    check, order = Scripted(*[GOOD] * 9), list[str]()
+
+    async def one(name: str) -> None:
+        await check.check(Constraint.choice(name), tenant=name[0])
+        order.append(name)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in (*(f"a{number}" for number in range(8)), "b0"):
+            tasks.create_task(one(name))
+    assert order.index("b0") <= 2
+
+
 async def test_one_who_gives_up_takes_no_answer_of_anothers(shared: ConstraintCheck) -> None:
     async with asyncio.TaskGroup() as tasks:
         gone = tasks.create_task(shared.check(Constraint.regex("gone")))

@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Final, NamedTuple, Protocol
@@ -14,7 +14,7 @@ from router.placement.claim import payer_of
 from router.placement.departures import Departures
 from router.placement.fair_queue import Charged, FairQueue, Turn
 
-# Offers in one pump to the first in line, and as many to those behind, without one being taken.
+# Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
 _MAX_PAYERS = 32
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
@@ -302,19 +302,26 @@ class WaitingRoom:
         held: set[Waiter],
         pace_s: float = math.inf,
     ) -> None:
-        """Offer placements to those who were not asked yet, until too many were in vain.
+        """Offer placements to those who were not asked yet, until too many were in vain of each
+        class: a batch that waits for spare room takes no turn of others.
 
         Who is ``held`` is asked only where another one left. Of the others only who wants tokens
         as fast as all those that are held before it, and within ``pace_s``; in any case who was
         placed before.
         """
-        num_misses = num_skipped = 0
+        num_skipped, num_misses = 0, Counter[RequestClass]()
         for waiter in line:
-            if num_misses >= _MAX_MISSES or num_skipped >= _MAX_SKIPPED or not self._has_room():
+            if num_skipped >= _MAX_SKIPPED:
                 return
             has_slot = waiter in self._placed or len(self._placed) < self._max_placed
             if waiter in asked or not has_slot or not self._is_waiting(waiter):
                 continue
+            request_class = self._all[waiter].request_class
+            if num_misses[request_class] >= _MAX_MISSES:
+                num_skipped += 1
+                continue
+            if not self._has_room():
+                return
             room_made = self._num_left > 0
             is_patient = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
             if is_patient or (waiter in held and not room_made):
@@ -325,7 +332,7 @@ class WaitingRoom:
             self._num_left -= room_made
             waiter.offer(room_made=room_made)
             pace_s = min(pace_s, self._pace_s(waiter))
-            num_misses += self._is_waiting(waiter) or waiter not in self._placed
+            num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
 
     def _has_room(self) -> bool:
         """Of many payers it looks at some, who may not be those that could be placed."""

@@ -112,6 +112,28 @@ def test_those_that_workers_refused_do_not_undo_fair_turns() -> None:
     assert world.order.count(flood[0]) == 1
 
 
+def test_batches_that_wait_for_spare_room_do_not_undo_fair_turns() -> None:
+    """Of so many tenants that it is always the turn of some of theirs."""
+    world = World(max_waiting=999, max_placed=999)
+
+    class Sparing(Waiter):
+        def offer(self, *, room_made: bool) -> None:
+            self.told.append(room_made)
+
+    for number in range(40):
+        batch = Turn(RequestClass.BATCH, f"batch {number % 10}")
+        world.room.enter(Sparing(world, world.room), front=False, turn=batch)
+    flood = [world.waiter(turn=Turn(tenant="flood")) for _ in range(40)]
+    world.run_scheduled()
+    light = [world.waiter(turn=Turn(tenant="light")) for _ in range(8)]
+    world.run_scheduled()
+    for _ in range(16):
+        world.capacity = 1
+        world.room.pump()
+    assert sum(one in light for one in world.order) >= 7, "every other one is its turn"
+    assert sum(one in flood for one in world.order) >= 7
+
+
 class Machine:
     """A worker whose tokens come as slowly as it has sequences; one ends with each turn."""
 

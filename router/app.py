@@ -249,7 +249,7 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    return Guarded(Predicted(plain, random.random), plain)
+    return Guarded(Predicted(plain, random.random), plain, random.random)
 
 
 async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> ServedModel | None:

@@ -180,6 +180,7 @@ class StepEngine:
             blocks=self._pool.counts(),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_reserved=scheduler.num_reserved,
             num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_lookup_tokens=scheduler.num_lookup_tokens,

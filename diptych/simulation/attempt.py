@@ -329,6 +329,7 @@ class Attempt:
             self._router.policy.cache.expect(incarnation, self._request.block_keys)
         if held.seq.to_pull:  # all of it is there already
             self._settle_reservation(held)
+        held.seat.seen.started(self._request.number)
         self._later(lambda: self._run(held))
 
     def _run(self, held: _Reservation) -> None:
@@ -347,6 +348,7 @@ class Attempt:
 
     def _drew_alone(self, held: _Reservation) -> None:
         self._settle_reservation(held)
+        held.seat.seen.drew_first(self._request.number)
         self._owner.drew_first()
 
     def _settle_reservation(self, held: _Reservation) -> None:

@@ -10,6 +10,7 @@ from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
 from router.placement.forecast import computes_none_s
+from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences
 from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
@@ -26,7 +27,8 @@ class Told:
         self.work: StepWork = work
         self.num_available_blocks = counts.free + counts.cached
         self.num_blocks = engine.pool.num_blocks
-        self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
+        scheduler = engine.scheduler
+        self.num_sequences = scheduler.num_running + scheduler.num_waiting + scheduler.num_reserved
         self.giving_way = engine.scheduler.giving_way()
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.prefill_time_ratio = engine.prefill_time_ratio
@@ -141,26 +143,37 @@ class DecodeSeen:
         self._on_change = on_change
         self.beside: PrefillSeen | None = None  # the same worker, as one that computes prompts
         self._own, self._num_others = OwnSequences(), 0  # sequences
-        self._num_asked = self._num_told = 0  # tokens of prompts of ours, ever
+        self._prompts = LocalPrompts()
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
         took = decode_takes(self.view())
         self._told = told
         self._num_others = max(0, told.num_sequences - len(self._own))
-        self._num_told = self._num_asked
+        self._prompts.told()
         self._on_change(is_more(decode_takes(self.view()), took))
 
     def asked(self, number: int, payer: bytes | None, num_tokens: int) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
         self._own.add(number, payer)
-        self._num_asked += num_tokens
+        if num_tokens:
+            self._prompts.asked(number, num_tokens)
         self._on_change(False)
+
+    def started(self, number: int) -> None:
+        """One of ours is to run."""
+        self._prompts.started(number)
+
+    def drew_first(self, number: int) -> None:
+        """One of ours has its first token from there."""
+        if self._prompts.over(number):
+            self._on_change(False)
 
     def ended(self, number: int) -> None:
         """One of ours is over."""
         took = decode_takes(self.view())
         self._own.remove(number)
+        self._prompts.over(number)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
@@ -171,7 +184,7 @@ class DecodeSeen:
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
-        return self._num_asked - self._num_told
+        return self._prompts.num_tokens
 
     def view(self) -> DecodeView:
         """As of now."""

@@ -105,6 +105,7 @@ class EngineParts:
         state.blocks.CopyFrom(worker_pb2.BlockCounts(**load.blocks._asdict()))
         state.num_running = load.num_running
         state.num_waiting = load.num_waiting
+        state.num_reserved = load.num_reserved
         state.num_giving_way = load.giving_way.num
         state.num_giving_way_blocks = load.giving_way.num_blocks
         state.num_pending_prefill_tokens = load.num_pending_prefill_tokens

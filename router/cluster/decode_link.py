@@ -10,6 +10,7 @@ from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from router.cluster.watch import WorkerWatch
+from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences, Shares
 from router.placement.types import WorkerId
 
@@ -50,7 +51,7 @@ class DecodeLink:
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
-        self.num_asked_tokens = 0  # of prompts, ever, that the worker was asked to compute itself
+        self.local_prompts = LocalPrompts()
         self._listeners: dict[int, ReservationListener] = {}
         self._sequences = OwnSequences()
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
@@ -75,7 +76,7 @@ class DecodeLink:
         is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
         self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
         if not command.to_pull:
-            self.num_asked_tokens += len(command.spec.token_ids)
+            self.local_prompts.asked(command.sequence_id, len(command.spec.token_ids))
         self._send(decode_pb2.DecodeCommand(reserve=command))
         self._on_change(self)
         return True
@@ -86,12 +87,14 @@ class DecodeLink:
 
     def start(self, command: decode_pb2.Start) -> None:
         """Send a Start."""
+        self.local_prompts.started(command.sequence_id)
         self._send(decode_pb2.DecodeCommand(start=command))
 
     def release(self, sequence_id: int) -> None:
         """Send a Release; nothing more is heard of the sequence. Idempotent."""
         if self._listeners.pop(sequence_id, None) is not None:
             self._sequences.remove(sequence_id)
+            self.local_prompts.over(sequence_id)
             release = decode_pb2.Release(sequence_id=sequence_id)
             self._send(decode_pb2.DecodeCommand(release=release))
             self._on_change(self)
@@ -153,6 +156,8 @@ class DecodeLink:
             for tokens in event.step.sequences:
                 listener = self._listeners.get(tokens.sequence_id)
                 if listener is not None:
+                    if self.local_prompts.over(tokens.sequence_id):
+                        self._on_change(self)
                     listener.on_tokens(tokens)
         elif kind == "welcome":
             self.worker = WorkerId(self.watch.address, event.welcome.incarnation)
@@ -163,6 +168,7 @@ class DecodeLink:
             if kind == "ended":
                 listener = self._listeners.pop(sequence_id, None)
                 self._sequences.remove(sequence_id)
+                self.local_prompts.over(sequence_id)
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
@@ -176,6 +182,7 @@ class DecodeLink:
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
         self._sequences.clear()
+        self.local_prompts.clear()
         self._on_change(self)
         for sequence_id, listener in listeners.items():
             listener.on_reservation_lost(sequence_id, why)

@@ -155,7 +155,6 @@ class DecodeMember:
         self.beside: PrefillMember | None = None  # the same worker, as one that computes prompts
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
-        self._num_told_tokens = 0  # of prompts of ours, when the worker said how it is
         self.own_pairs: Sequence[int] = ()  # where, among those it told, pairs of this router are
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
@@ -167,9 +166,9 @@ class DecodeMember:
         """The worker said how it is, or is gone: what is not ours of its load is others'."""
         state = self.watch.state
         if state is not None:
-            published = state.num_running + state.num_waiting
+            published = state.num_running + state.num_waiting + state.num_reserved
             self._num_others = max(0, published - self.link.num_sequences)
-            self._num_told_tokens = self.link.num_asked_tokens
+            self.link.local_prompts.told()
         return self.refresh()
 
     def loaded(self) -> bool:
@@ -241,7 +240,7 @@ class DecodeMember:
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
-        return self.link.num_asked_tokens - self._num_told_tokens
+        return self.link.local_prompts.num_tokens
 
     @property
     def _num_leased_tokens(self) -> int:

@@ -11,6 +11,7 @@ left, and not tried again for longer each time.
 
 import enum
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ TRIAL_S: Final = 20.0  # before a regime is judged by what it gave
 STAY_S: Final = 60.0  # in a fixed regime, at first, before the policy is tried again
 MOST_STAY_S: Final = 480.0  # and at the most
 _WINDOW_S: Final = 120.0
+_PAUSE_S: Final = 5.0  # at the most counts of a time in which nobody comes
 _MOST_SEEN: Final = 256  # requests
 _LEAST_SEEN: Final = 16  # of which anything is said
 _GAIN: Final = 1.1  # by which another has to be better
@@ -66,14 +68,15 @@ def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
     """Of these requests, in order of arrival, those that a fixed regime would have kept.
 
     Prompts are computed in order by whoever is free first. Where they are decoded as well,
-    sequences wait for as much of the time as prompts take.
+    sequences wait for as much of the time as prompts take; that in which nobody comes is none.
     """
     num = rates.num_prefill if regime is Regime.APART else rates.num_decode
     if not num:
         return 0.0
     tpot_s = rates.step_s
     if regime is Regime.TOGETHER:
-        length_s = max(1e-3, seen[-1].came_s - seen[0].came_s)
+        gaps_s = (after.came_s - before.came_s for before, after in itertools.pairwise(seen))
+        length_s = max(1e-3, sum(min(gap_s, _PAUSE_S) for gap_s in gaps_s))
         busy_s = sum(each.num_prompt_tokens for each in seen) / rates.tokens_per_s
         tpot_s /= max(0.05, 1.0 - busy_s / (num * length_s))
     free_s = [0.0] * num
@@ -86,13 +89,21 @@ def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
     return num_kept / len(seen)
 
 
+class _Foretold(NamedTuple):
+    """Of one that was placed."""
+
+    at_s: float
+    num_missed: float  # objectives, by expectation
+    num_own: float  # of these, its own
+
+
 class Guard:
     """Which regime it is now. Its clock is that of the requests it is told of."""
 
     def __init__(self) -> None:
         self.regime = Regime.FREE
         self._seen: deque[Seen] = deque(maxlen=_MOST_SEEN)
-        self._foretold: deque[tuple[float, float]] = deque(maxlen=_MOST_SEEN)  # when, how many
+        self._foretold: deque[_Foretold] = deque(maxlen=_MOST_SEEN)
         self._now_s = 0.0
         self._since_s = 0.0  # in this regime
         self._looked_s = 0.0
@@ -111,9 +122,11 @@ class Guard:
         """1 in a fixed regime, else 0."""
         return float(self.regime is not Regime.FREE)
 
-    def foretold(self, num_missed: float) -> None:
-        """One is placed, because of which so many objectives will be missed, by expectation."""
-        self._foretold.append((self._now_s, num_missed))
+    def foretold(self, num_missed: float, num_own: float) -> None:
+        """One is placed, because of which so many objectives will be missed, by expectation; of
+        these so many of its own.
+        """
+        self._foretold.append(_Foretold(self._now_s, num_missed, num_own))
 
     def ended(self, seen: Seen) -> None:
         """One request more."""
@@ -124,6 +137,8 @@ class Guard:
 
     def look(self, rates: Rates | None) -> bool:
         """Decide; whether the regime became another."""
+        if self._now_s > self._looked_s + 2 * LOOK_S:  # what looked better then is no longer sure
+            self._better_since_s = None
         self._looked_s = self._now_s
         recent = [each for each in self._seen if each.came_s >= self._since_s]
         recent = [each for each in recent if each.ended_s > self._now_s - _WINDOW_S]
@@ -182,16 +197,18 @@ class Guard:
     def _is_surprised(self, recent: Sequence[Seen]) -> bool:
         """Whether those that were answered missed more objectives than was foretold, or fewer.
 
-        Who foretells too much loses no more than what is refused for it.
+        Who foretells too much loses no more than what is refused for it. Of that only what requests
+        miss themselves counts, as what several cost the same one is added up.
         """
         begin_s = max(self._since_s, self._now_s - _WINDOW_S)
-        foretold = [num for at_s, num in self._foretold if at_s >= begin_s]
+        foretold = [each for each in self._foretold if each.at_s >= begin_s]
         missed = [each.num_missed for each in recent if each.ttft_s is not None]
         if not missed:
             return True
-        unforeseen = _mean(missed) - _mean(foretold)
+        unforeseen = _mean(missed) - _mean([each.num_missed for each in foretold])
+        unfounded = _mean([each.num_own for each in foretold]) - _mean(missed)
         unanswered_ratio = 1.0 - len(missed) / len(recent)
-        return max(unforeseen, min(-unforeseen, unanswered_ratio)) > _SURPRISE
+        return max(unforeseen, min(unfounded, unanswered_ratio)) > _SURPRISE
 
     def _turn(self, regime: Regime, kept: float | None = None) -> None:
         """``kept``: of the regime that ends, for the trial that begins; None: it is none."""

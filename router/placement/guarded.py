@@ -1,12 +1,16 @@
 """A policy that foretells, and what it falls back to where that turns out badly. Pure."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from router.placement.explanation import Explanation
+from router.placement.glance import with_room
 from router.placement.guard import Guard, Rates, Regime
+from router.placement.measured import first_token_s, is_in_time
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
+from router.placement.too_late import too_late
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -26,40 +30,66 @@ logger = logging.getLogger(__name__)
 class Guarded:
     """Places as ``predicted`` does, or by ``plain`` while the guard takes a fixed regime.
 
-    In a fixed one nothing is refused or held by what is foretold, as that is in doubt.
+    In a fixed one nothing is refused or held by what is foretold, as that is in doubt, but by what
+    workers measured: more than they can do keeps nobody's objectives, however it is placed.
     """
 
-    def __init__(self, predicted: Predicted, plain: LeastLoaded) -> None:
-        """``plain`` is the one that ``predicted`` was made with."""
+    def __init__(
+        self, predicted: Predicted, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5
+    ) -> None:
+        """``plain`` and ``chance`` are those that ``predicted`` was made with."""
         self.cache = plain.cache
         self.guard = Guard()
         self._predicted = predicted
         self._plain = plain
+        self._chance = chance
+        self._has_declined = False  # in a fixed regime
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        if self.guard.is_due and self.guard.look(Rates.of(snapshot)):
+        sees_all = not query.takes_spare_only  # see router.placement.spare
+        if sees_all and self.guard.is_due and self.guard.look(Rates.of(snapshot)):
             logger.warning("placement turns", extra={"regime": self.guard.regime.value})
         if self.guard.regime is Regime.FREE:
             placement = self._predicted.place(query, snapshot)
             if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
-                self.guard.foretold(placement.forecast.chosen.num_missed)
+                chosen = placement.forecast.chosen
+                self.guard.foretold(chosen.num_missed, chosen.num_own_missed)
             return placement
-        found = None
-        if self.guard.regime is Regime.TOGETHER:
-            found = self._plain.together(query, snapshot)
-        return found or self._plain.place(replace(query, may_refuse=False), snapshot)
+        found = self._fixed(query, snapshot)
+        self._has_declined = (
+            found is not None
+            and query.may_refuse
+            and not is_in_time(found, query, snapshot, self._plain.num_missing)
+        )
+        return None if self._has_declined else found
 
     @property
     def has_declined(self) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        return self.guard.regime is Regime.FREE and self._predicted.has_declined
+        if self.guard.regime is not Regime.FREE:
+            return self._has_declined
+        return self._predicted.has_declined
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`."""
-        if self.guard.regime is not Regime.FREE:
+        if self.guard.regime is Regime.FREE:
+            return self._predicted.foresee(query, snapshot, wait_s)
+        within_s, snapshot = query.objectives.ttft_s, with_room(snapshot)
+        found = self._fixed(query, snapshot)
+        if within_s is None or found is None:
             return None
-        return self._predicted.foresee(query, snapshot, wait_s)
+        soonest_s = first_token_s(found, query, snapshot, self._plain.num_missing)
+        if soonest_s is None or wait_s + soonest_s <= within_s:
+            return None
+        return too_late(wait_s + soonest_s, within_s, self._chance)
+
+    def _fixed(self, query: Query, snapshot: Snapshot) -> Placement | None:
+        """By load, where the regime has it."""
+        found: Placement | None = None
+        if self.guard.regime is Regime.TOGETHER:
+            found = self._plain.together(query, snapshot)
+        return found or self._plain.place(replace(query, may_refuse=False), snapshot)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`."""

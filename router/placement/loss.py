@@ -27,6 +27,7 @@ class Missed(NamedTuple):
 
     num_all: float
     num_barring: float  # of these, its own and others' that are not tighter: that hold it
+    num_own: float = 0.0  # of these, its own
 
 
 class Toll(NamedTuple):
@@ -104,7 +105,7 @@ class Consequences(NamedTuple):
         for toll in self.tolls:
             num_all += toll.missed.num_all
             num_barring += toll.missed.num_barring
-        return Missed(num_all, num_barring)
+        return Missed(num_all, num_barring, own)
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""

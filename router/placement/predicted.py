@@ -42,6 +42,7 @@ from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts, together
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
+from router.placement.too_late import too_late
 from router.placement.trials import Trials
 from router.placement.types import (
     NO_OBJECTIVES,
@@ -70,8 +71,6 @@ _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
-_LEAST_RETRY_S = 0.25
-_MOST_RETRY_S = 30.0
 
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
@@ -214,13 +213,10 @@ class Predicted:
             return None
         ttft_s = wait_s + soonest_s
         if within_s is not None and ttft_s > within_s:
-            wanted = f"the first token is wanted within {max(0.0, within_s):.3f} s"
-            foretold = f"and foretold in {ttft_s:.3f} s"
             is_hopeless = self._alone_s(query, snapshot) > (
                 within_s if whole_s is None else whole_s
             )
-            retry_after_s = None if is_hopeless else self._retry_after_s(ttft_s - within_s)
-            return Unreachable(f"{wanted} {foretold}", retry_after_s)
+            return too_late(ttft_s, within_s, None if is_hopeless else self._chance)
         paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
         if tpot_s is not None and all(pace_s is not None and pace_s > tpot_s for pace_s in paces):
             return Unreachable(f"no worker makes a token each {tpot_s:.4f} s", None)
@@ -255,10 +251,6 @@ class Predicted:
         ]
         soonest = [each.first_token.expected_s for each in computed if each is not None]
         return self._overhead.expected_s + min(soonest, default=0.0)
-
-    def _retry_after_s(self, late_s: float) -> float:
-        """When what is before it has probably become so much less; half of it by chance."""
-        return min(max(late_s, _LEAST_RETRY_S), _MOST_RETRY_S) * (0.5 + self._chance())
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -444,6 +436,7 @@ class Predicted:
             missed.num_all,
             seconds,
             missed.num_barring + kept_out,
+            missed.num_own,
         )
         return loss, candidate
 

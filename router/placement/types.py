@@ -298,6 +298,7 @@ class Outlook(NamedTuple):
     num_missed: float  # objectives, by expectation: its own, and others' because of it
     seconds: float  # until its answer is whole, and the seconds by which others come later
     num_barring: float = 0.0  # of the missed, those that hold it where it may be refused
+    num_own_missed: float = 0.0  # of the missed, its own
 
     def text(self) -> str:
         """One line; the workers are first."""

@@ -84,6 +84,10 @@ class Queues:
         self._remove(seq)
         _move(seq, SequenceState.FINISHED)
 
+    def count_reserved(self) -> int:
+        """Those that are to run once their KV or their start has come. O(held)."""
+        return sum(seq.state is SequenceState.RESERVED for seq in self.held)
+
     def first_to_leave(self) -> Sequence:
         """Whose blocks go first, of those that nobody else reads; there must be one.
 

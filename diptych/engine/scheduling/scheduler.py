@@ -155,6 +155,11 @@ class Scheduler:
         """Sequences that want a place in the batch (reserved ones do not)."""
         return len(self._queues.waiting)
 
+    @property
+    def num_reserved(self) -> int:
+        """Sequences that will want a place in the batch. O(those and leased ones)."""
+        return self._queues.count_reserved()
+
     def giving_way(self) -> GivingWay:
         """Sequences that leave their place or their blocks for others."""
         return self._queues.count_giving_way()

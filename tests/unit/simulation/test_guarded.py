@@ -3,13 +3,15 @@
 import random
 from collections.abc import Iterator
 
+import pytest
+
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.outcome import Objective
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
-from router.placement.guard import LOOK_S, STAY_S, SURE_S, Regime
+from router.placement.guard import LOOK_S, STAY_S, SURE_S, Guard, Regime
 from router.placement.guarded import Guarded
 from router.placement.types import Objectives
 from tests.unit.simulation.small import SMALL
@@ -23,20 +25,22 @@ GOALS = Objectives(2.0, 0.07)
 RATE, LONG_S, WRONG_UNTIL_S = 4.0, 120.0, 85.0
 
 
-def requests() -> Iterator[Shape]:
+LIMITS = SMALL._replace(
+    max_num_seqs=32, max_batched_tokens=256, max_model_len=1024, num_blocks=1024
+)
+WIRES = Wires(kv_bytes_per_token=100.0)
+
+
+def requests(rate: float = RATE, long_s: float = LONG_S) -> Iterator[Shape]:
     rng, at_s = random.Random(1), 0.0
-    while (at_s := at_s + rng.expovariate(RATE)) < LONG_S:
+    while (at_s := at_s + rng.expovariate(rate)) < long_s:
         yield Shape(at_s, rng.randrange(200, 500), rng.randrange(20, 60), ())
 
 
 def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_again() -> None:
-    limits = SMALL._replace(
-        max_num_seqs=32, max_batched_tokens=256, max_model_len=1024, num_blocks=1024
-    )
-    workers = Workers(limits, limits, TRUE, told=WRONG, told_until_s=WRONG_UNTIL_S)
+    workers = Workers(LIMITS, LIMITS, TRUE, told=WRONG, told_until_s=WRONG_UNTIL_S)
     placing = Placing("predicted", GOALS, local_below_tokens=0)
-    wires = Wires(kv_bytes_per_token=100.0)
-    simulation = Simulation(Setup(Split(2, 2), workers, wires, placing=placing, seed=3), requests())
+    simulation = Simulation(Setup(Split(2, 2), workers, WIRES, placing=placing, seed=3), requests())
     policy = simulation.cluster.routers[0].policy
     assert isinstance(policy, Guarded)
     turns = [(0.0, Regime.FREE)]
@@ -56,3 +60,23 @@ def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_ag
     after = [is_met for due_s, is_met in met if due_s >= fell_s]
     assert sum(before) < 0.6 * len(before)
     assert sum(after) > 0.9 * len(after)
+
+
+def test_in_a_fixed_regime_more_than_can_be_served_is_refused_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each request is late for all that were taken before it, and nobody's is kept."""
+    monkeypatch.setattr(Guard, "look", lambda guard, rates: False)
+    goal = Objective(GOALS.ttft_s or 0.0, GOALS.tpot_s or 0.0)
+    kept: dict[Regime, int] = {}
+    for regime in (Regime.FREE, Regime.APART):
+        placing = Placing("predicted", GOALS, local_below_tokens=0, may_refuse=True)
+        workers = Workers(LIMITS, LIMITS, TRUE)
+        setup = Setup(Split(2, 2), workers, WIRES, placing=placing, seed=3)
+        simulation = Simulation(setup, requests(2 * RATE, 60.0))
+        policy = simulation.cluster.routers[0].policy
+        assert isinstance(policy, Guarded)
+        policy.guard.regime = regime
+        kept[regime] = sum(map(goal.met_by, simulation.run(60.0, 30.0).outcomes))
+    assert kept[Regime.FREE] > 0.95 * RATE * 60.0
+    assert kept[Regime.APART] > 0.7 * kept[Regime.FREE]

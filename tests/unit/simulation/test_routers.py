@@ -46,3 +46,28 @@ def goodput_of(num_routers: int) -> float:
 def test_three_routers_do_as_well_as_one() -> None:
     """They do not send what comes together to the same idle worker."""
     assert goodput_of(3) >= 0.97 * goodput_of(1)
+
+
+def apart(num_routers: int) -> float:
+    """Sequences wait for prompts that are computed elsewhere, where hardly more are run."""
+    rng, at_s, shapes = random.Random(1), 0.0, list[Shape]()
+    while (at_s := at_s + rng.expovariate(2 * RATE)) < LONG_S:
+        shapes.append(Shape(at_s, rng.randrange(200, 500), rng.randrange(60, 200), ()))
+    limits = SMALL._replace(
+        max_num_seqs=16, max_batched_tokens=512, max_model_len=1024, num_blocks=4096
+    )
+    steps = StepModel(STEPS.decode._replace(fixed_s=0.02), STEPS.prefill._replace(fixed_s=0.03))
+    setup = Setup(
+        Split(num_prefill=4, num_decode=3),
+        Workers(limits, limits, steps),
+        Wires(kv_bytes_per_token=100.0),
+        placing=Placing("least-loaded", Objectives(), 0),
+        seed=1,
+        num_routers=num_routers,
+    )
+    done = Simulation(setup, iter(shapes)).run(LONG_S, 40.0)
+    return goodput(done.outcomes, Objective(3.0, 0.04), LONG_S)
+
+
+def test_three_routers_see_each_others_sequences_whose_prompts_are_being_computed() -> None:
+    assert apart(3) >= 0.97 * apart(1)

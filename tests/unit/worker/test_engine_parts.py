@@ -92,7 +92,7 @@ class OtherEngine:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
         num_waiting, giving_way = len(self._waiting), GivingWay(2, 7)
-        return EngineLoad(blocks, 0, num_waiting, 0, 0, 0, 0, work, giving_way=giving_way)
+        return EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None
@@ -125,6 +125,7 @@ def test_watch_tells_of_any_engine() -> None:
     assert (state.num_decoding, state.num_context_tokens) == (2, 30)
     assert state.num_pending_attention_pairs == 45
     assert (state.num_giving_way, state.num_giving_way_blocks) == (2, 7)
+    assert state.num_reserved == 3
     assert parts.progress() == common_pb2.EngineProgress(predicted_step_s=0.25)
 
 

@@ -446,6 +446,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         waiting = self.clients_in(SequenceState.WAITING)
         assert self.scheduler.num_waiting == len(waiting)
+        assert self.scheduler.num_reserved == len(self.clients_in(SequenceState.RESERVED))
         for client in waiting:
             seq = client.seq
             assert not seq.block_table or (

@@ -1,6 +1,7 @@
 """What placement sees of workers' load: what they told, and what was sent since."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -184,7 +185,7 @@ async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_s
         world.cluster.prefill_backlog.opened(sequence_id, prefill, 30, b"")
         world.cluster.prefill_backlog.accepted(sequence_id, 0)
         for to_pull in (False, True):
-            world.reserve(decode, num_tokens=20, to_pull=to_pull)
+            world.reserve(decode, num_tokens=20, to_pull=to_pull, is_started=not to_pull)
         snapshot = world.cluster.snapshot()
         assert snapshot.prefill[0].engine == replace(said, num_departed_tokens=30)
         assert snapshot.decode[0].engine == replace(said, num_departed_tokens=20)
@@ -253,3 +254,68 @@ async def test_a_place_that_nobody_has_to_leave_is_news() -> None:
     assert world.num_changes == 0
     world.says("d0:1", num_running=3, num_giving_way=3, max_num_seqs=4)
     assert world.num_changes == 1
+
+
+async def test_others_sequences_are_seen_beside_ours_that_only_have_their_blocks() -> None:
+    """Theirs that do not run yet too: they will."""
+    world = World(prefill=1, decode=1)
+    worker = world.cluster.snapshot().decode[0].worker
+    world.says("d0:1", max_num_seqs=8, num_running=2, num_reserved=2)
+    for _ in range(4):
+        world.reserve(worker, to_pull=True)
+    assert world.cluster.snapshot().decode[0].num_sequences == 8
+    world.says("d0:1", max_num_seqs=8, num_running=2, num_reserved=6)
+    view = world.cluster.snapshot().decode[0]
+    assert view.num_sequences == 8
+    assert not view.has_room
+
+
+async def test_a_prompt_that_has_its_blocks_only_is_not_in_what_the_worker_tells() -> None:
+    world = World(decode=1)
+    worker, link = world.cluster.snapshot().decode[0].worker, world.links[0]
+    model = StepModel(StepCost(0.04, num_steps=30), StepCost(0.1, num_steps=30)).to_proto()
+
+    def num_sent() -> int:
+        engine = world.cluster.snapshot().decode[0].engine
+        assert engine is not None
+        return engine.num_departed_tokens
+
+    world.says("d0:1", step_model=model)
+    for number, is_started in enumerate((False, True)):
+        world.reserve(worker, num_tokens=800 + number, is_started=is_started)
+    assert num_sent() == 1601
+    world.says("d0:1", step_model=model)
+    assert num_sent() == 800
+    first, _ = world.sequence_ids[0]
+    link.start(decode_pb2.Start(sequence_id=first))
+    assert num_sent() == 800
+    world.says("d0:1", step_model=model, num_pending_prefill_tokens=800)
+    assert num_sent() == 0
+
+
+@pytest.mark.parametrize("ends", ["first token", "ended", "released", "lost"])
+async def test_a_prompt_that_is_computed_or_gone_is_on_its_way_no_more(ends: str) -> None:
+    world = World(decode=1)
+    worker, link = world.cluster.snapshot().decode[0].worker, world.links[0]
+    model = StepModel(StepCost(0.04, num_steps=30), StepCost(0.1, num_steps=30)).to_proto()
+    world.says("d0:1", step_model=model)
+    world.reserve(worker, num_tokens=800)
+    (sequence_id,) = world.sequence_ids[0]
+    with suppress(AssertionError):  # its listener hears of it
+        match ends:
+            case "first token":
+                tokens = decode_pb2.SequenceTokens(sequence_id=sequence_id, token_ids=[5])
+                step = decode_pb2.StepTokens(sequences=[tokens])
+                link._handle(decode_pb2.DecodeEvent(step=step))
+            case "ended":
+                ended = decode_pb2.Ended(sequence_id=sequence_id)
+                link._handle(decode_pb2.DecodeEvent(ended=ended))
+            case "released":
+                link.release(sequence_id)
+            case "lost":
+                link._break("gone")
+    assert link.local_prompts.num_tokens == 0
+    if ends != "lost":
+        engine = world.cluster.snapshot().decode[0].engine
+        assert engine is not None
+        assert engine.num_departed_tokens == 0

@@ -65,6 +65,7 @@ class World:
         num_tokens: int = 0,
         to_pull: bool = False,
         payer: bytes = b"somebody",
+        is_started: bool = False,
     ) -> None:
         """One sequence of ours on ``worker``."""
         index = self.decode.index(worker.address)
@@ -73,6 +74,8 @@ class World:
         reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
         assert self.links[index].reserve(reserve, LastWords())
         self.sequence_ids[index].append(sequence_id)
+        if is_started:
+            self.links[index].start(decode_pb2.Start(sequence_id=sequence_id))
 
     def says(self, address: str, **changes: object) -> None:
         """The worker at ``address`` sends a state: ready, all its pairs proven, no load."""

@@ -213,7 +213,7 @@ def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch
     assert max(counted) <= 256
 
 
-def test_in_a_fixed_regime_nobody_is_held_for_objectives() -> None:
+def test_in_a_fixed_regime_nobody_is_held_for_what_is_foretold() -> None:
     policy, told = made(), snapshot(1.0)
     tight = Objectives(None, 0.0001)
     asked = Query(num_tokens=500, num_max_tokens=540, objectives=tight, may_refuse=True)
@@ -224,6 +224,68 @@ def test_in_a_fixed_regime_nobody_is_held_for_objectives() -> None:
     none_ready = replace(told, prefill=(), decode=())
     assert policy.place(asked, none_ready) is None
     assert not policy.has_declined
+
+
+LATE = replace(
+    snapshot(1.0),
+    prefill=tuple(
+        replace(view_p(each, model=MODEL), num_pending_tokens=5000, tokens_per_s=2000.0)
+        for each in (P1, P2)
+    ),
+)
+SLOW = replace(
+    snapshot(1.0), decode=tuple(view_d(each, 9, MODEL, step_s=0.12) for each in (D1, D2))
+)
+BUSY = replace(
+    snapshot(1.0),
+    decode=tuple(view_d(each, 2, MODEL, step_s=0.04, prefill_time_ratio=0.8) for each in (D1, D2)),
+)
+
+
+@pytest.mark.parametrize("regime", [Regime.APART, Regime.TOGETHER])
+@pytest.mark.parametrize(
+    ("full", "is_late"), [(LATE, True), (SLOW, False), (BUSY, False)], ids=["late", "slow", "busy"]
+)
+def test_in_a_fixed_regime_no_more_is_placed_than_workers_measured_that_they_can(
+    regime: Regime, full: Snapshot, is_late: bool
+) -> None:
+    """Else, where more comes than can be served, nobody's objectives would be kept."""
+    policy, goals = made(), Objectives(2.0, 0.1, 2.0)
+    policy.guard.regime = regime
+    if regime is Regime.TOGETHER:
+        waiting = (replace(v, num_pending_tokens=5000 * is_late) for v in full.decode)
+        full = replace(full, decode=tuple(waiting))
+    query = Query(num_tokens=500, num_max_tokens=540, objectives=goals, may_refuse=True)
+    assert policy.place(query, full) is None
+    assert policy.has_declined
+    refused = policy.foresee(query, full, 0.0)
+    assert (refused is not None) is is_late, "a pace may be better once others have ended"
+    if refused is not None:
+        assert "within 2.000 s and foretold in 2.750 s" in refused.what
+        assert refused.retry_after_s == 0.75
+    assert policy.place(query, snapshot(1.0)) is not None
+    assert not policy.has_declined
+    assert policy.foresee(query, snapshot(1.0), 0.0) is None
+    assert policy.foresee(query, snapshot(1.0), 1.8) is not None
+    assert policy.place(replace(query, may_refuse=False), full) is not None
+    idle = replace(full, prefill=snapshot(1.0).prefill, decode=(view_d(D1, 0, MODEL, step_s=0.12),))
+    assert policy.place(query, idle) is not None, "what its steps took is long ago"
+
+
+def test_a_batch_that_takes_spare_room_only_does_not_look_for_the_guard() -> None:
+    """It sees busy workers as if they computed no prompts."""
+    policy, told = made(), snapshot(1.0)
+    spare = replace(told, decode=tuple(replace(v, local_prefill=False) for v in told.decode))
+    query = Query(num_tokens=500, num_max_tokens=540, objectives=Objectives(2.0, 0.1))
+    batch = replace(query, is_batch=True, takes_spare_only=True)
+    regimes = set[Regime]()
+    for number in range(160):
+        policy.place(batch, spare)
+        assert policy.place(query, told) is not None
+        late = Seen(10.0 + number / 4, 11.0 + number / 4, 500, query.objectives, 3.0, 0.2)
+        policy.ended_as(late)
+        regimes.add(policy.guard.regime)
+    assert regimes != {Regime.FREE}
 
 
 def test_another_choice_is_put_beside_the_first_one_in_a_fixed_regime_too() -> None:
@@ -237,6 +299,44 @@ def test_another_choice_is_put_beside_the_first_one_in_a_fixed_regime_too() -> N
         found = policy.place(query, told)
         assert isinstance(found, DecodeOnly)
         assert found.decode == D1
+
+
+def bursts(for_s: float, pause_s: float, num_tokens: int) -> list[Seen]:
+    """Four requests a second for a while, then nobody."""
+    moments = [number / 4 for number in range(int(4 * for_s))]
+    both = [*moments, *(at_s + for_s + pause_s for at_s in moments)]
+    return [seen(at_s, is_kept=True, num_tokens=num_tokens) for at_s in both]
+
+
+def test_a_replay_takes_bursts_for_what_they_are() -> None:
+    """Prompts take as much of the time between tokens however long nobody came before."""
+    rates = RATES._replace(step_s=0.03)
+    assert kept_ratio(Regime.TOGETHER, bursts(15.0, 0.0, 300), rates) == 0.0
+    assert kept_ratio(Regime.TOGETHER, bursts(15.0, 60.0, 300), rates) == 0.0
+    assert kept_ratio(Regime.TOGETHER, bursts(15.0, 60.0, 100), rates) == 1.0
+
+
+def test_what_looked_better_before_a_pause_is_not_sure_after_it() -> None:
+    world = World()
+    for _ in range(6):
+        world.run(SURE_S - LOOK_S, lambda regime: False)
+        assert world.turns == []
+        world.now_s += 60.0
+
+
+def test_what_several_cost_the_same_one_is_no_dark_forecast() -> None:
+    """Each was told that it costs others much, which is added up; it foretold its own rightly."""
+    world, turn = World(), count()
+
+    def crowded(regime: Regime) -> bool:
+        if next(turn) % 2:
+            world.guard.ended(seen(world.now_s, is_kept=False)._replace(ttft_s=None))
+            return True
+        world.guard.foretold(0.6, 0.1)
+        return True
+
+    world.run(300.0, crowded)
+    assert world.turns == []
 
 
 def test_chance_alone_does_not_keep_a_fixed_regime() -> None:
@@ -264,7 +364,7 @@ def test_what_was_foretold_is_no_reason_to_doubt() -> None:
     world = World()
 
     def overloaded(regime: Regime) -> bool:
-        world.guard.foretold(1.0)
+        world.guard.foretold(1.0, 1.0)
         return False
 
     world.run(600.0, overloaded)
@@ -285,7 +385,7 @@ def test_what_comes_otherwise_than_foretold_is_doubted_where_another_regime_is_b
         if next(turn) % 4:
             world.guard.ended(seen(world.now_s, is_kept=False)._replace(ttft_s=None))
             return is_kept
-        world.guard.foretold(foretold)
+        world.guard.foretold(foretold, foretold)
         return is_kept
 
     world.run(60.0, misled)
@@ -300,7 +400,7 @@ def test_too_dark_a_forecast_that_refuses_few_is_left_alone() -> None:
     def refused_seldom(regime: Regime) -> bool:
         if next(turn) % 10 == 0:
             world.guard.ended(seen(world.now_s, is_kept=False)._replace(ttft_s=None))
-        world.guard.foretold(0.4)
+        world.guard.foretold(0.4, 0.4)
         return True
 
     world.run(600.0, refused_seldom)

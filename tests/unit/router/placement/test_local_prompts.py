@@ -1,0 +1,34 @@
+"""Prompts that a decode worker computes itself are counted once: by us, or in what it tells."""
+
+from router.placement.local_prompts import LocalPrompts
+
+
+def test_one_is_on_its_way_until_a_worker_tells_that_was_told_to_start_it() -> None:
+    prompts = LocalPrompts()
+    prompts.asked(1, 100)
+    prompts.asked(2, 20)
+    prompts.started(1)
+    assert prompts.num_tokens == 120
+    prompts.told()
+    assert prompts.num_tokens == 20
+    prompts.told()
+    assert prompts.num_tokens == 20, "it only has its blocks"
+    prompts.started(2)
+    prompts.told()
+    assert prompts.num_tokens == 0
+
+
+def test_one_that_is_over_is_not_on_its_way_and_is_so_once() -> None:
+    prompts = LocalPrompts()
+    prompts.asked(1, 100)
+    prompts.started(1)
+    assert prompts.over(1)
+    assert not prompts.over(1)
+    assert not prompts.over(7), "a prompt that another worker computes"
+    prompts.started(7)
+    prompts.told()
+    assert prompts.num_tokens == 0
+    prompts.asked(2, 30)
+    prompts.clear()
+    prompts.told()
+    assert prompts.num_tokens == 0

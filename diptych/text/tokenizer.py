@@ -99,7 +99,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of ``text``; ``add_special`` adds what the model wants around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        # `encode` would hold the GIL all the while, and an event loop beside it stand still.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoding.ids
         if not add_special:
             return ids
         return ids[1:] if self._drops_bos else self._bos_prefix + ids

@@ -1,6 +1,9 @@
 """What a tokenizer reads from a model folder."""
 
+import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from tokenizers import normalizers, processors
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import Message, Tool
+from diptych.text.inert import MarkedText
 from diptych.text.tokenizer import Tokenizer
 from tests.text_models import (
     SAMPLES,
@@ -128,6 +132,28 @@ def test_min_tokens_is_a_lower_bound(
     for tokenizer in (byte_level, sentencepiece):
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
     assert byte_level.min_tokens("x" * 10_000) > byte_level.max_model_len
+
+
+async def test_an_event_loop_goes_on_while_a_thread_tokenises(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    tokenizer = Tokenizer(tmp_path, inert_contents=True)
+    turns = 0
+
+    def turns_during(encode: Callable[[], list[int]]) -> int:
+        before = turns
+        assert encode()
+        return turns - before
+
+    text = "<a" * 100_000
+    for encode in (
+        partial(tokenizer.encode, text),
+        partial(tokenizer.encode_chat, MarkedText(text)),
+    ):
+        encoding = asyncio.get_running_loop().run_in_executor(None, turns_during, encode)
+        while not encoding.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        assert await encoding > 20, "more than the interpreter lets it have between two calls"
 
 
 def test_no_bound_where_text_may_shrink(tmp_path: Path) -> None:

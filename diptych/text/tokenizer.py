@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
+from diptych.text.context_length import context_length
 from diptych.text.identity import text_digest
 from diptych.text.inert import ControlTokens, HiddenTexts, MarkedText
 from diptych.text.token_text import TokenText
@@ -76,7 +77,9 @@ class Tokenizer:
             }
         )
         """Tokens that end an answer."""
-        self.max_model_len = _count(config, "max_position_embeddings", config_path)
+        self.max_model_len = context_length(
+            config, _count(config, "max_position_embeddings", config_path)
+        )
         """Prompt and output tokens together, at most."""
         self.chat_template = _load_chat_template(folder, settings, known)
         """None if the model has none."""

@@ -13,9 +13,10 @@ from typing import Any
 from diptych.engine.model.config_reader import ConfigReader
 from diptych.engine.model.families import FAMILIES, TEXT_TYPES
 from diptych.engine.model.kv_groups import KVGroup, group_layers, refuse_other_kinds
-from diptych.engine.model.layer_config import Activation, LayerConfig, RopeType
+from diptych.engine.model.layer_config import Activation, LayerConfig
 from diptych.engine.model.stored_format import Storage, read_storage
 from diptych.errors import ConfigurationError
+from diptych.text.context_length import context_length
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
 _UNSUPPORTED_SWITCHES = (
@@ -132,7 +133,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=max(reader.max_position(family), *map(_yarn_context, layers)),
+            max_position=context_length(config, reader.max_position(family)),
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
             activation=reader.activation(
                 "hidden_activation" if gemma else "hidden_act",
@@ -163,9 +164,3 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigurationError(f"config.json: text_config must be an object, is {part!r}")
     shared = {key: config[key] for key in _SHARED_KEYS if key in config}
     return shared | {"model_type": TEXT_TYPES[config["model_type"]], **part}
-
-
-def _yarn_context(layer: LayerConfig) -> int:
-    """Tokens that a layer's YaRN stretches the context to, whatever the model's own key says."""
-    rope = layer.rope
-    return int(rope.factor * rope.original_max_position) if rope.rope_type is RopeType.YARN else 0

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 _HUB_FILES = ["*.json", "*.jinja", "LICENSE*", "NOTICE*"]
 _NOT_OURS = ["*/*", "*.bin.index.json"]  # of other formats of the same weights
+_IN_FOLDERS = ["1_Pooling/config.json", "additional_chat_templates/*.jinja"]  # ours all the same
 _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
 def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """Fetch ``org/name``: the small files, then the weights that its index names and no others.
+    """Fetch ``org/name``: the small files, then the weights and what else is used, no others.
 
     Blocking. ``progress`` may raise AbandonedError, which ends it soon: what was fetched whole
     is not fetched again.
@@ -41,7 +42,8 @@ def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
         )
         told.num_bytes = _num_bytes(folder)
         # The same revision, though the hub may have a newer one by now.
-        fetch(allow_patterns=_weight_files(folder), revision=folder.name, tqdm_class=_bars(told))
+        names = [*_IN_FOLDERS, *_weight_files(folder)]
+        fetch(allow_patterns=names, revision=folder.name, tqdm_class=_bars(told))
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
         if told.is_abandoned:
             raise AbandonedError from None

@@ -29,7 +29,18 @@ FILES: Mapping[str, bytes] = {
     **{name: os.urandom(SHARD_BYTES) for name in SHARDS},
     "pytorch_model.bin": b"another format of the same",
     "original/consolidated.pth": b"and another",
+    "onnx/config.json": b"of that",
+    "1_Pooling/config.json": b'{"pooling_mode_lasttoken": true}',
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
 }
+USED = (
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors.index.json",
+    "1_Pooling/config.json",
+    "additional_chat_templates/tool_use.jinja",
+    *SHARDS,
+)
 FETCH = """
 import sys, threading
 from pathlib import Path
@@ -141,15 +152,14 @@ def fetch(address: str, cache: Path, *, stops: bool) -> tuple[str, list[float]]:
 def test_the_files_that_are_used_are_fetched_with_progress(tmp_path: Path) -> None:
     with hub(holds_back=False) as (address, asked):
         folder, seen = fetch(address, tmp_path, stops=False)
-        names = ("config.json", "tokenizer.json", "model.safetensors.index.json", *SHARDS)
-        for name in names:
+        for name in USED:
             assert (Path(folder) / name).read_bytes() == FILES[name]
-        assert sorted(asked) == sorted(names), "each once, and nothing of other formats"
+        assert sorted(asked) == sorted(USED), "each once, and nothing of other formats"
         assert seen[0] == 0.0
         assert any(0.2 < each < 0.9 for each in seen)
         assert seen[-1] == 1.0
         assert fetch(address, tmp_path, stops=False)[0] == folder
-        assert sorted(asked) == sorted(names), "nothing again"
+        assert sorted(asked) == sorted(USED), "nothing again"
 
 
 @pytest.mark.timeout(100)

@@ -62,6 +62,11 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def test_progress_and_shards(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     ratios: list[float] = []
@@ -173,6 +178,26 @@ def test_pages_of_the_file_are_given_back_as_it_is_read(
 def test_refused_checkpoints(folder: Path, name: str, tensor: np.ndarray | None, says: str) -> None:
     change_tensors(folder, **{name: tensor})
     with pytest.raises(ConfigurationError, match=says):
+        load_weights(folder, ModelConfig.from_folder(folder), STORE)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_checkpoint_of_the_decoder_alone(folder: Path, is_sharded: bool) -> None:
+    """As AutoModel saves one: no name has the whole model's prefix, and there is no head."""
+    change_config(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, folder / "model.safetensors")
+    whole = load_weights(folder, ModelConfig.from_folder(folder), STORE)
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, folder / "model.safetensors")
+    if is_sharded:
+        shard(folder)
+    weights = load_weights(folder, ModelConfig.from_folder(folder), STORE)
+    assert torch.equal(widened(weights.embedding), widened(whole.embedding))
+    assert torch.equal(weights.final_norm, whole.final_norm)
+    change_config(folder, tie_word_embeddings=False)
+    with pytest.raises(ConfigurationError, match=r"lacks the tensor lm_head\.weight$"):
         load_weights(folder, ModelConfig.from_folder(folder), STORE)
 
 

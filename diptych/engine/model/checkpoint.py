@@ -35,6 +35,7 @@ _TEXT_PREFIXES = {
 # how inputs are scaled where they are rounded as well, which ours are not.
 _SCALES = ("weight_scale", "weight_scale_inv")
 _INPUT_SCALES = ("input_scale", "activation_scale")
+_BARE_EMBEDDING = "embed_tokens.weight"
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 
 
@@ -65,7 +66,7 @@ class CheckpointReader:
         self._folder, self._dtype, self._device = folder, dtype, device
         self._progress, self._storage, self._share = progress, storage, share
         index = tensor_index(folder)
-        self._left = _of_text_part(index) if text_part else index
+        self._left = _of_text_part(index) if text_part else _of_whole_model(index)
         paths = {location.path for location in self._left.values()}
         try:
             self._shards = {path: MappedShard(path) for path in paths}
@@ -304,3 +305,16 @@ def _of_text_part(index: Mapping[str, TensorLocation]) -> dict[str, TensorLocati
         elif not name.removeprefix("model.").startswith(_OTHER_PARTS):
             part[name] = location
     return part
+
+
+def _of_whole_model(index: dict[str, TensorLocation]) -> dict[str, TensorLocation]:
+    """A decoder's tensors by the names that they have in a model with a head.
+
+    Where AutoModel has saved it alone, as that of Qwen3-Embedding, nothing stands before them.
+    """
+    if _BARE_EMBEDDING not in index or any(name.startswith("model.") for name in index):
+        return index
+    return {
+        name if name.startswith("lm_head.") else f"model.{name}": location
+        for name, location in index.items()
+    }

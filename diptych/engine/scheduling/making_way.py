@@ -79,8 +79,11 @@ class MakingWay:
         return True
 
     def let_leave(self) -> None:
-        """A step was booked: those that are in none any more leave."""
-        leaving = [seq for seq in self._leaving if seq.block_table and _is_runnable(seq)]
+        """A step was booked: those that are in none any more leave.
+
+        Who has ended by itself goes with the last step that it is in.
+        """
+        leaving = [seq for seq in self._leaving if seq.block_table]
         self._leaving = [seq for seq in leaving if seq.num_in_flight_tokens]
         for seq in leaving:
             if not seq.num_in_flight_tokens:
@@ -119,10 +122,6 @@ class MakingWay:
         if self._pool.is_quarantined(block_id):
             return False
         return sum(self._pool.holders(block_id).values()) == num_holders
-
-
-def _is_runnable(seq: Sequence) -> bool:
-    return seq.state in {SequenceState.RUNNING, SequenceState.WAITING}
 
 
 def _is_running(seq: Sequence) -> bool:

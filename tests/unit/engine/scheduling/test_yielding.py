@@ -1,6 +1,7 @@
 """Who yields waits while others have tokens to compute, and leaves for them, but not for ever."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -228,6 +229,25 @@ def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended(
     scheduler.reserve(seq)
     assert not of_batch.block_table
     assert of_batch.token_ids[50:] == [7, 7]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_leaves_and_ends_by_itself_is_waited_for_while_it_is_at_work(ends: bool) -> None:
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
+    of_batch.sampling = replace(of_batch.sampling, stop_token_ids=frozenset({9}))
+    plans = [scheduler.schedule(), scheduler.schedule()]
+    seq = reserved(20)
+    for plan in plans:
+        with pytest.raises(BlocksComingError):
+            scheduler.reserve(seq)
+        assert plan is not None
+        token = SampledToken(9 if ends else 7, math.nan)
+        scheduler.update(plan, StepOutput(tokens=(token,), duration_s=0.0))
+        assert (of_batch.state is SequenceState.FINISHED) == ends
+    scheduler.reserve(seq)
+    assert not of_batch.block_table
+    assert of_batch.num_preemptions == (0 if ends else 1)
 
 
 def test_those_that_give_way_are_counted_with_their_blocks() -> None:

@@ -64,15 +64,10 @@ class HiddenTexts:
         every template knows stays as it is: there are some that write a control token with it.
         Takes time linear in the strings' length. Raises InvalidRequestError.
         """
-        if isinstance(value, str):
-            if is_role and value in _ROLES:
-                return value
-            return self._hide_in(value, is_role=is_role)
-        if isinstance(value, Mapping):
-            return {self.hide(name): self.hide(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.hide(each) for each in value]
-        return value
+        try:
+            return value if is_role and value in _ROLES else self._hide(value, is_role=is_role)
+        except RecursionError:
+            raise InvalidRequestError("have values nested too deeply", field=_FIELD) from None
 
     def restore(self, rendered: str) -> MarkedText:
         """What the template made of it. Raises InvalidRequestError: it took them apart."""
@@ -100,6 +95,15 @@ class HiddenTexts:
                 field=_FIELD,
             )
         return MarkedText(text, tuple(spans))
+
+    def _hide(self, value: Any, *, is_role: bool = False) -> Any:
+        if isinstance(value, str):
+            return self._hide_in(value, is_role=is_role)
+        if isinstance(value, Mapping):
+            return {self._hide(name): self._hide(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hide(each) for each in value]
+        return value
 
     def _hide_in(self, text: str, *, is_role: bool) -> str:
         if found := _OURS.search(text):

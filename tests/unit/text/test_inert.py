@@ -1,9 +1,10 @@
 """Control tokens in contents of chats are plain text, also where a template completes them."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +194,17 @@ def test_what_a_template_takes_apart_or_no_text_has_is_refused(tmp_path: Path) -
         with pytest.raises(InvalidRequestError) as caught:
             tokenizer.render_chat([Message("user", content)])
         assert caught.value.field == "chat.messages"
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    tokenizer = chatml_of(tmp_path, CHATML.template)
+    arguments: Any = "deep"
+    for _ in range(sys.getrecursionlimit()):
+        arguments = [arguments]
+    calls = (ToolCall("1", "f", {"a": arguments}),)
+    with pytest.raises(InvalidRequestError) as caught:
+        tokenizer.render_chat([Message("user", "hi"), Message("assistant", "", calls)])
+    assert caught.value.field == "chat.messages"
 
 
 def test_a_vocabulary_that_has_them_as_words_is_read_letter_by_letter(tmp_path: Path) -> None:

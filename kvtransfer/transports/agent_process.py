@@ -48,6 +48,37 @@ class AgentOwner(Protocol):
         ...
 
 
+class Answers:
+    """Whether a process answers what it is asked; pure. Seconds of one monotonic clock.
+
+    One that nobody asked is not silent: who asks may itself have been late, or stopped.
+    """
+
+    def __init__(self, now: float, interval_s: float) -> None:
+        """Its start is the first question; a check follows each ``interval_s``."""
+        self._interval_s = interval_s
+        self._asked_s: float | None = now  # the oldest question without an answer
+        self._due_s = now + interval_s
+
+    def heard(self) -> None:
+        """It said something."""
+        self._asked_s = None
+
+    def check(self, now: float) -> float:
+        """For how long an answer has been due. A late check tells nothing: both may have stood."""
+        if now - self._due_s > self._interval_s:
+            self._asked_s = None
+        self._due_s = now + self._interval_s
+        return 0.0 if self._asked_s is None else now - self._asked_s
+
+    def asks(self, now: float) -> bool:
+        """Whether it is to be asked now: no question waits for its answer."""
+        if self._asked_s is not None:
+            return False
+        self._asked_s = now
+        return True
+
+
 class AgentProcess:
     """One process, from its start to its certain end. Transfer thread only.
 
@@ -88,7 +119,7 @@ class AgentProcess:
         self._channel = Channel(ours)
         self._is_up = False
         self._is_watched = True  # its socket
-        self._heard_s = time.monotonic()
+        self._answers = Answers(time.monotonic(), self._interval_s)
         thread.watch(self._ended_fd, selectors.EVENT_READ, self._ended)
         thread.watch(ours, selectors.EVENT_READ, self._receive)
         thread.later(self._interval_s, self._check)
@@ -137,7 +168,7 @@ class AgentProcess:
             self._unwatch()
             return
         if messages:
-            self._heard_s = time.monotonic()
+            self._answers.heard()
         for message in messages:
             self._is_up |= message.kind is Kind.READY
             if message.kind is not Kind.PONG:
@@ -148,11 +179,13 @@ class AgentProcess:
         if self._process.returncode is not None or self._why:
             return
         self._receive()  # what came while this thread was late itself
-        silent_s = time.monotonic() - self._heard_s
+        now = time.monotonic()
+        silent_s = self._answers.check(now)
         if silent_s > (self._answer_s if self._is_up else _START_S):
             self.kill(f"no answer for {silent_s:.1f} s")
             return
-        self.send(Message(Kind.PING))
+        if self._answers.asks(now):
+            self.send(Message(Kind.PING))
         self._thread.later(self._interval_s, self._check)
 
     def _ended(self) -> None:

@@ -1,6 +1,48 @@
-"""What an agent's process knows of its worker's environment."""
+"""What an agent's process knows of its worker's environment, and when it counts as silent."""
 
-from kvtransfer.transports.agent_process import environment
+import pytest
+
+from kvtransfer.transports.agent_process import Answers, environment
+
+
+@pytest.fixture
+def answers() -> Answers:
+    """Of a process that was started at 0 and has said that it is there."""
+    answers = Answers(0.0, interval_s=0.5)
+    answers.heard()
+    return answers
+
+
+def test_a_process_is_silent_from_the_first_question_that_it_leaves_open(answers: Answers) -> None:
+    assert answers.check(0.5) == 0.0
+    assert answers.asks(0.5)
+    assert answers.check(1.0) == 0.5
+    assert not answers.asks(1.0)
+    assert answers.check(1.5) == 1.0
+
+
+def test_a_process_that_is_not_ready_is_silent_since_its_start() -> None:
+    answers = Answers(0.0, interval_s=0.5)
+    assert not answers.asks(0.5)
+    assert answers.check(0.5) == 0.5
+
+
+def test_a_process_that_answered_is_not_silent_however_late_it_is_asked_again(
+    answers: Answers,
+) -> None:
+    assert answers.asks(0.5)
+    answers.heard()
+    assert answers.check(9.0) == 0.0
+    assert answers.asks(9.0)
+    assert answers.check(9.5) == 0.5
+
+
+def test_a_late_check_asks_again_before_it_judges(answers: Answers) -> None:
+    answers.check(0.5)
+    assert answers.asks(0.5)
+    assert answers.check(9.0) == 0.0  # due at 1.0: the process may have stood as long
+    assert answers.asks(9.0)
+    assert answers.check(9.5) == 0.5
 
 
 def test_no_secret_reaches_an_agents_process() -> None:

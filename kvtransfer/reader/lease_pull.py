@@ -29,6 +29,8 @@ class FetchSeries:
     @staticmethod
     def loses_pair(error: PullError) -> bool:
         """Whether other pulls over the same pair would fail the same way."""
+        if error.unasked:
+            return False
         if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
             return True
         return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal

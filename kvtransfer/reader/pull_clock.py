@@ -51,7 +51,7 @@ class PullClock:
         match machine.state:
             case PullState.WAITING if idle_s > self._timers.read_progress_s:
                 message = "an earlier read of these blocks is unfinished"
-                return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message)
+                return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, unasked=True)
             case PullState.CONFIRMING if idle_s > self._timers.confirm_s:
                 return self._unconfirmed(silence_s)
             case PullState.OPENING if self._in_queue:

@@ -44,7 +44,7 @@ class PullError(DiptychError):
 
     ``refusal`` is the source's reason where it was the source that ended the pull.
     ``agent_lost``: a transport agent's end broke it, ours or the source's; the ticket is
-    as good as before.
+    as good as before. ``unasked``: it ended before its source was asked for anything.
     """
 
     def __init__(
@@ -54,11 +54,13 @@ class PullError(DiptychError):
         *,
         refusal: str = "",
         agent_lost: bool = False,
+        unasked: bool = False,
     ) -> None:
         super().__init__(message)
         self.failure = failure
         self.refusal = refusal
         self.agent_lost = agent_lost
+        self.unasked = unasked
 
 
 class PullState(enum.Enum):

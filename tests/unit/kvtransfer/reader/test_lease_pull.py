@@ -19,6 +19,8 @@ LINK = Link(cast(Any, None), "nixl", cast(Peer, None), lambda: None)
 PROVEN = PullResult(stats=common_pb2.TransferStats())
 AGENT_LOST = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "agent", agent_lost=True)
 UNPROVEN = PullError(decode_pb2.PULL_FAILURE_UNPROVEN, "digest")
+STANDS = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "no progress")
+UNASKED = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "an earlier read", unasked=True)
 
 
 class Pair(SourcePair):
@@ -137,6 +139,16 @@ async def test_other_failures_are_the_routers_to_decide() -> None:
     assert await failure_of(case) is UNPROVEN
     assert not case.num_refetches
     assert not pair.num_lost
+
+
+@pytest.mark.parametrize(("error", "num_lost"), [(STANDS, 1), (UNASKED, 0)])
+async def test_a_pull_that_stands_still_loses_its_pair_only_if_the_source_was_asked(
+    error: PullError, num_lost: int
+) -> None:
+    pair = Pair()
+    pair.prove()
+    assert await failure_of(Case(pair, iter([error]))) is error
+    assert pair.num_lost == num_lost
 
 
 async def test_agents_that_end_each_time_fail_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,16 @@ def test_an_earlier_read_may_take_as_long_as_a_read() -> None:
     assert case.failure(5.1) == (decode_pb2.PULL_FAILURE_TRANSPORT, message)
 
 
+def test_whether_the_source_was_asked_is_known_of_one_that_stood_still() -> None:
+    case = Case()
+    waiting = case.clock.problem(5.1, case.machine, 0.0)
+    case.machine.begin(frozenset())
+    opening = case.clock.problem(5.1, case.machine, 0.0)
+    assert waiting is not None
+    assert opening is not None
+    assert (waiting.unasked, opening.unasked) == (True, False)
+
+
 def test_a_source_that_computes_may_take_its_time() -> None:
     case = Case()
     case.machine.begin(frozenset())

@@ -4,10 +4,11 @@ import asyncio
 import inspect
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _TIMERS = Timers()
+_STANDARD: Final = "/grpc."  # health and reflection
 
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
@@ -53,7 +55,9 @@ class PublicEdge:
 
     ``max_served`` calls are answered at a time. One whose answer is there, but whose client
     takes nothing of it, is no longer among them: gRPC can neither end it nor tell its client
-    anything, so such ones are bounded by ``max_concurrent_rpcs`` alone.
+    anything, so such ones are bounded by ``max_concurrent_rpcs`` alone. Each method of health
+    and of reflection has as many places of its own, for watches may last and say nothing. A
+    reflection stream whose next question is not there after ``body_patience_s`` is ended.
     """
 
     max_served: int
@@ -123,7 +127,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._identity = identity
         self._gate = None if public is None else public.gate
         self._max_served = None if public is None else public.max_served
-        self._num_served = 0
+        self._num_served: Counter[str] = Counter()
         self._patience_s = None if public is None else public.body_patience_s
 
     async def intercept_service(
@@ -142,6 +146,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
         codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
         # gRPC itself waits for a single request without an end; of a stream one is asked for.
+        place, asks_again = "", False
+        if method.startswith(_STANDARD):
+            place, asks_again = method, handler.request_streaming
         patience_s = None if handler.request_streaming else self._patience_s
         takes_stream = handler.request_streaming or patience_s is not None
         if handler.response_streaming:
@@ -149,9 +156,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
-                    with self._place():
+                    with self._place(place):
                         self._check(method, context)
-                        request = await _received(request, patience_s)
+                        if asks_again:
+                            request = _each_received(request, self._patience_s)
+                        else:
+                            request = await _received(request, patience_s)
                         responses = inner_stream(request, context)
                         if inspect.isawaitable(responses):  # it writes them to the context itself
                             await responses
@@ -171,7 +181,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
-                with self._place():
+                with self._place(place):
                     self._check(method, context)
                     request = await _received(request, patience_s)
                     response: Message = await inner_unary(request, context)
@@ -186,17 +196,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.unary_unary_rpc_method_handler(unary, *codec)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self, among: str) -> Iterator[None]:
         """Among those that are answered. Raises QueueFullError."""
-        if self._max_served is not None and self._num_served >= self._max_served:
+        num_served = self._num_served[among]
+        if self._max_served is not None and num_served >= self._max_served:
             raise QueueFullError(
-                f"{self._num_served} calls are being answered", retry_after_s=RETRY_LATER_S
+                f"{num_served} calls are being answered", retry_after_s=RETRY_LATER_S
             )
-        self._num_served += 1
+        self._num_served[among] += 1
         try:
             yield
         finally:
-            self._num_served -= 1
+            self._num_served[among] -= 1
 
     def _check(self, method: str, context: Context) -> None:
         if self._identity is not None:
@@ -249,6 +260,21 @@ async def _received(request: Any, patience_s: float | None) -> Any:
             raise InvalidRequestError("did not come", field="request") from None
     check_decoded(request)
     return request
+
+
+async def _each_received(requests: Any, patience_s: float | None) -> AsyncIterator[Any]:
+    """All of a stream, each within the patience. Raises InvalidRequestError, SlowClientError."""
+    remaining = aiter(requests)
+    while True:
+        try:
+            async with asyncio.timeout(patience_s):
+                request = await anext(remaining)
+        except TimeoutError:
+            raise SlowClientError(f"no request came within {patience_s:g} s") from None
+        except StopAsyncIteration:
+            return
+        check_decoded(request)
+        yield request
 
 
 def check_decoded(request: object) -> None:

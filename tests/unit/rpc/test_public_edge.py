@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from diptych.errors import DiptychError, InvalidRequestError, QueueFullError, SlowClientError
 from diptych.rpc.call_end import CallEnd
@@ -27,12 +29,25 @@ EDGE = PublicEdge(
     body_patience_s=1.0,
 )
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+REQUEST = "/test.Requests/Last"
+
+
+async def last(request: object, context: object) -> AsyncIterator[bytes]:
+    """Begin to answer, and go on for as long as the client is there."""
+    yield b"answer"
+    await asyncio.Event().wait()
 
 
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
-    """Of a server that serves health, two calls at a time."""
+    """Of a server of requests that last, of health and of reflection; two calls at a time."""
     server = make_server(Timers(), EDGE)
+    requests = {"Last": grpc.unary_stream_rpc_method_handler(last)}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Requests", requests),)
+    )
+    reflection.enable_server_reflection([], server)
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await servicer.set("", SERVES)
@@ -129,16 +144,50 @@ async def test_of_an_error_that_nobody_foresaw_clients_hear_an_id_and_the_log_al
     assert "secret" not in told
 
 
-async def test_no_more_calls_are_answered_at_a_time(channel: grpc.aio.Channel) -> None:
+def question() -> bytes:
+    """What reflection is asked."""
+    asked: bytes = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    return asked
+
+
+@asynccontextmanager
+async def all_places(
+    channel: grpc.aio.Channel, method: str, question: bytes
+) -> AsyncIterator[None]:
+    """Calls of one method take all that it has, and last."""
+    opened = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
+    calls = [opened(None) for _ in range(EDGE.max_served)]
+    for call in calls:
+        await call.write(question)
+        assert isinstance(await call.read(), bytes)
+    yield
+    for call in calls:
+        call.cancel()
+
+
+async def test_no_more_requests_are_answered_at_a_time(channel: grpc.aio.Channel) -> None:
+    async with all_places(channel, REQUEST, b""):
+        assert isinstance(await end_of(channel, REQUEST, b""), QueueFullError)
+        await served(channel)
+
+
+@pytest.mark.parametrize(("method", "asked"), [(WATCH, b""), (REFLECTION, question())])
+async def test_watches_and_reflection_take_no_place_of_others(
+    channel: grpc.aio.Channel, method: str, asked: bytes
+) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
-    watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(EDGE.max_served)]
-    for watch in watches:
-        await watch.read()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-    assert isinstance(from_rpc_error(caught.value), QueueFullError)
-    for watch in watches:
-        watch.cancel()
+    async with all_places(channel, method, asked):
+        assert isinstance(await end_of(channel, method, asked), QueueFullError)
+        assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == SERVES
+        async with all_places(channel, REQUEST, b""):
+            pass
+
+
+async def test_a_reflection_stream_that_asks_no_more_is_ended(channel: grpc.aio.Channel) -> None:
+    for questions in ((), (question(),)):
+        error = await end_of(channel, REFLECTION, *questions)
+        assert isinstance(error, SlowClientError)
+    assert isinstance(await end_of(channel, REFLECTION, b"\xff\xff"), InvalidRequestError)
 
 
 async def test_calls_whose_answers_are_not_taken_keep_nobody_out(

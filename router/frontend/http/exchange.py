@@ -81,15 +81,20 @@ class Connection(Protocol):
 class BodyRoom:
     """Bounds the bytes of the bodies that are being read. Event loop only.
 
-    They count as they come: what a client only announces takes no room from others.
+    They count as they come: what a client only announces takes no room from others. The
+    first ``free_bytes`` of each body do not: large ones that stop midway keep out no small
+    one, and how many there are is bounded by the server's connections.
     Invariant: what a body acquired it releases when it is read, or refused.
     """
 
-    def __init__(self, max_bytes: int, max_all_bytes: int, patience_s: float) -> None:
+    def __init__(
+        self, max_bytes: int, max_all_bytes: int, patience_s: float, free_bytes: int = 65_536
+    ) -> None:
         """No body has more than ``max_bytes``, nor takes longer than ``patience_s`` to come."""
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self._max_all_bytes = max_all_bytes
+        self._free_bytes = free_bytes
         self._num_bytes = 0
 
     def check(self, num_bytes: int) -> None:
@@ -101,17 +106,21 @@ class BodyRoom:
                 "request_too_large",
             )
 
-    def acquire(self, num_bytes: int) -> None:
-        """Count bytes that have come. Raises QueueFullError: they are not counted."""
-        if self._num_bytes + num_bytes > self._max_all_bytes:
+    def acquire(self, num_bytes: int, num_before: int) -> None:
+        """Count what came of a body after so much. Raises QueueFullError: it is not counted."""
+        more = self._counted(num_before + num_bytes) - self._counted(num_before)
+        if self._num_bytes + more > self._max_all_bytes:
             raise QueueFullError(
                 f"bodies of {self._num_bytes} bytes are being read", retry_after_s=RETRY_LATER_S
             )
-        self._num_bytes += num_bytes
+        self._num_bytes += more
 
     def release(self, num_bytes: int) -> None:
-        """Forget bytes that were counted."""
-        self._num_bytes -= num_bytes
+        """Forget a body of which so much was counted."""
+        self._num_bytes -= self._counted(num_bytes)
+
+    def _counted(self, num_bytes: int) -> int:
+        return max(0, num_bytes - self._free_bytes)
 
 
 class Exchange:
@@ -280,7 +289,7 @@ class Exchange:
                     raise ClientGoneError
                 piece = message.get("body", b"")
                 room.check(len(data) + len(piece))
-                room.acquire(len(piece))
+                room.acquire(len(piece), len(data))
                 data += piece
                 if not message.get("more_body", False):
                     return bytes(data)

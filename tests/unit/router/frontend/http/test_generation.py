@@ -93,7 +93,7 @@ class Recording:
         (b"{}", JSON, ROOM, "REQUEST_INVALID"),
         (b"{}", [], ROOM, "REQUEST_INVALID"),
         (b"{" * 101, JSON, ROOM, "REQUEST_INVALID"),
-        (b"{}", JSON, BodyRoom(100, 1, 30.0), "QUEUE_FULL"),
+        (b"{}", JSON, BodyRoom(100, 1, 30.0, free_bytes=0), "QUEUE_FULL"),
         (None, JSON, BodyRoom(100, 100, 0.0), "CLIENT_TOO_SLOW"),
     ],
 )

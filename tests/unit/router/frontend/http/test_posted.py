@@ -12,7 +12,7 @@ from router.frontend.http import answer_form
 from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.posted import Answer, Posted
 
-ROOM = BodyRoom(max_bytes=100, max_all_bytes=150, patience_s=30.0)
+ROOM = BodyRoom(max_bytes=100, max_all_bytes=150, patience_s=30.0, free_bytes=0)
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
 
@@ -20,7 +20,11 @@ class Call:
     """One call of a route; ``pieces`` of its body come at once, then the client only listens."""
 
     def __init__(
-        self, answer: Answer, pieces: Sequence[bytes], headers: Sequence[tuple[bytes, bytes]] = JSON
+        self,
+        answer: Answer,
+        pieces: Sequence[bytes],
+        headers: Sequence[tuple[bytes, bytes]] = JSON,
+        room: BodyRoom = ROOM,
     ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.left = asyncio.Event()
@@ -28,7 +32,7 @@ class Call:
         self.more_comes = False
         """Whether the client says that its pieces are not all."""
         self._pieces = list(pieces)
-        self._route = Posted(answer, ROOM)
+        self._route = Posted(answer, room)
         self._scope = {"type": "http", "headers": list(headers)}
 
     async def run(self) -> None:
@@ -99,17 +103,35 @@ async def test_what_is_refused_is_not_read_to_its_end(
 
 
 async def test_bodies_that_are_being_read_have_a_budget() -> None:
-    ROOM.acquire(100)
+    ROOM.acquire(100, 0)
     refused = Call(echo, [b" " * 50, b"{"])
     await refused.run()
     assert (refused.status, refused.headers[b"retry-after"]) == (429, b"1")
-    ROOM.acquire(50)  # what it had read takes no room any more
+    ROOM.acquire(50, 100)  # what it had read takes no room any more
     with pytest.raises(QueueFullError):
-        ROOM.acquire(1)
+        ROOM.acquire(1, 150)
     ROOM.release(150)
     served = Call(echo, [b"{}"])
     await served.run()
     assert served.status == 200
+
+
+async def test_large_bodies_that_stop_midway_keep_out_no_small_one() -> None:
+    room = BodyRoom(max_bytes=100, max_all_bytes=150, patience_s=30.0, free_bytes=20)
+    large = [Call(echo, [b" " * 95], room=room) for _ in range(2)]
+    async with asyncio.TaskGroup() as tasks:
+        for call in large:
+            call.more_comes = True
+            tasks.create_task(call.run())
+        await asyncio.sleep(0)
+        small = Call(echo, [b"{", b"}" * 19], room=room)
+        await small.run()
+        larger = Call(echo, [b"{", b"}" * 20], room=room)
+        await larger.run()
+        assert (small.status, larger.status) == (200, 429)
+        for call in large:
+            call.left.set()
+    room.acquire(150, 20)  # all that there is, again
 
 
 @pytest.mark.parametrize("length", [[], [(b"content-length", b"100")]])

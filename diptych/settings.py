@@ -8,6 +8,7 @@ becomes one line that names the flag.
 
 import argparse
 import inspect
+import json
 import os
 import re
 import sys
@@ -31,8 +32,8 @@ from diptych.errors import ConfigurationError
 
 C = TypeVar("C", bound=BaseModel)
 
-# Kubernetes injects such variables for a service named like our prefix.
-_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
+# Kubernetes injects such variables for a service named like our prefix, and what its port is.
+_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT_\d+_.*)$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
@@ -59,7 +60,7 @@ def load(
     except ValidationError as error:
         raise ConfigurationError(one_line(error)) from None
     except SettingsError as error:
-        raise ConfigurationError(_plain(str(error))) from None
+        raise ConfigurationError(_not_json(error, env_prefix) or _plain(str(error))) from None
 
 
 def environment(prefix: str) -> Mapping[str, str]:
@@ -206,21 +207,35 @@ def _config_path(args: Sequence[str]) -> Path | None:
 
 def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:
     known = {f"{env_prefix}{name}".upper() for name in loader.model_fields}
-    for variable in os.environ:
+    for variable, value in os.environ.items():
         name = variable.upper()
         if not name.startswith(env_prefix) or name.split("__")[0] in known:
             continue
-        if not _SERVICE_LINK.search(name.removeprefix(env_prefix)):
+        if not (_SERVICE_LINK.search(name) or _is_service_port(name, value)):
             raise ConfigurationError(f"environment: {variable}: no such setting")
 
 
 def _without_service_links(variables: Mapping[str, str | None]) -> Mapping[str, str | None]:
     """Leave out what Kubernetes says of a service whose name ends like a setting of ours."""
     return {
-        name: value
-        for name, value in variables.items()
-        if not (name.upper().endswith("PORT") and _SERVICE_ADDRESS.match(value or ""))
+        name: value for name, value in variables.items() if not _is_service_port(name, value or "")
     }
+
+
+def _is_service_port(name: str, value: str) -> bool:
+    return name.upper().endswith("PORT") and bool(_SERVICE_ADDRESS.match(value))
+
+
+def _not_json(error: SettingsError, env_prefix: str) -> str | None:
+    """Which variable was to be JSON and is not, if that is the error."""
+    cause = error.__cause__
+    if not isinstance(cause, json.JSONDecodeError):
+        return None
+    for variable, value in os.environ.items():
+        if variable.upper().startswith(env_prefix) and value == cause.doc:
+            forms = """["a", "b"] or {"name": 1}"""
+            return f"environment: {variable}: expected JSON, as {forms} (got {value!r})"
+    return None
 
 
 def _plain(message: str) -> str:

@@ -89,10 +89,28 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: str, message: str) -> N
     assert "\n" not in caught.value.message
 
 
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DIPTYCH_EXAMPLE_LISTNE", "a:1")
-    with pytest.raises(ConfigurationError, match="DIPTYCH_EXAMPLE_LISTNE: no such setting"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("LISTNE", "a:1"), ("METRCS_PORT", "9090"), ("PORT", "9090")]
+)
+def test_an_unknown_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"DIPTYCH_EXAMPLE_{name}", value)
+    with pytest.raises(ConfigurationError, match=f"DIPTYCH_EXAMPLE_{name}: no such setting"):
         load()
+
+
+@pytest.mark.parametrize(("name", "value"), [("PREFILL", "a:1,b:2"), ("TIMERS", "{drain_s: 3}")])
+def test_a_variable_that_has_to_be_json_and_is_not_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"DIPTYCH_EXAMPLE_{name}", value)
+    with pytest.raises(ConfigurationError) as caught:
+        load()
+    assert caught.value.message == (
+        f"environment: DIPTYCH_EXAMPLE_{name}: expected JSON, "
+        f"""as ["a", "b"] or {{"name": 1}} (got {value!r})"""
+    )
 
 
 def test_what_kubernetes_injects_for_a_service_is_not_ours(
@@ -100,7 +118,9 @@ def test_what_kubernetes_injects_for_a_service_is_not_ours(
 ) -> None:
     monkeypatch.setenv("DIPTYCH_EXAMPLE_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("DIPTYCH_EXAMPLE_PORT", "tcp://10.0.0.1:50051")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_SERVICE_PORT", "50051")
     monkeypatch.setenv("DIPTYCH_EXAMPLE_PORT_50051_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_PORT_50051_TCP_PORT", "50051")
     load()
 
 

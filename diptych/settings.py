@@ -35,6 +35,7 @@ C = TypeVar("C", bound=BaseModel)
 # Kubernetes injects such variables for a service named like our prefix, and what its port is.
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT_\d+_.*)$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<
 
 
 def load(
@@ -184,6 +185,27 @@ def _comma_separated(values: re.Match[str]) -> str:
     return values.group(1).replace("'", "").replace(" ", "").rstrip(",")
 
 
+class _KeyProblemError(Exception):
+    """A key of a mapping names no setting; the line is said."""
+
+
+class _SettingsFile(yaml.SafeLoader):
+    """YAML whose keys are texts, none of them twice in one mapping. Raises _KeyProblemError."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            where = f"line {key.start_mark.line + 1}: {key.value}"
+            if key.tag != self.DEFAULT_SCALAR_TAG:
+                raise _KeyProblemError(f"{where} is not text, and names no setting")
+            if key.value in seen:
+                raise _KeyProblemError(f"{where} is there twice")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _config_path(args: Sequence[str]) -> Path | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", type=Path)
@@ -194,12 +216,14 @@ def _config_path(args: Sequence[str]) -> Path | None:
     if path is None:
         return None
     try:
-        content = yaml.safe_load(path.read_text())
+        content = _SettingsFile(path.read_text()).get_single_data()
     except OSError as error:
         raise ConfigurationError(f"--config: {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         detail = " ".join(str(error).split())
         raise ConfigurationError(f"--config: {path} is not YAML: {detail}") from None
+    except _KeyProblemError as error:
+        raise ConfigurationError(f"--config: {path}: {error}") from None
     if content is not None and not isinstance(content, dict):
         raise ConfigurationError(f"--config: {path}: expected settings as `name: value`")
     return path

@@ -79,6 +79,12 @@ def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) 
         ("timers: {nope: 1}", "--timers.nope: no such setting"),
         ("- 1", "expected settings as"),
         ("a: [", "is not YAML"),
+        ("[a]: 1", "is not YAML"),
+        ("listen: a:1\n8000: x", "settings.yaml: line 2: 8000 is not text, and names no setting"),
+        ("on: x", "line 1: on is not text"),
+        ("timers: {null: 1}", "line 1: null is not text"),
+        ("listen: a:1\nlisten: b:1", "line 2: listen is there twice"),
+        ("timers:\n  drain_s: 3\n  drain_s: 4", "line 3: drain_s is there twice"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: str, message: str) -> None:

@@ -21,24 +21,32 @@ _IN_FOLDERS = ["1_Pooling/config.json", "additional_chat_templates/*.jinja"]  # 
 _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
-def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
+def hub_folder(
+    model: str, cache_dir: Path, progress: Progress, revision: str | None = None
+) -> Path:
     """Fetch ``org/name``: the small files, then the weights and what else is used, no others.
 
-    Blocking. ``progress`` may raise AbandonedError, which ends it soon: what was fetched whole
-    is not fetched again.
+    Blocking. ``revision`` is a branch, a tag or a commit; None: the newest. ``progress`` may
+    raise AbandonedError, which ends it soon: what was fetched whole is not fetched again.
 
     Raises:
         ConfigurationError: the hub does not have it, or cannot be asked; one line.
     """
     from huggingface_hub import snapshot_download
 
-    stage = f"fetching {model} from the hub"
+    named = model if revision is None else f"{model}@{revision}"
+    stage = f"fetching {named} from the hub"
     progress(stage, 0.0)
     fetch = partial(snapshot_download, model, cache_dir=cache_dir.expanduser() / "hub")
     told = _Told(partial(progress, stage))
     try:
         folder = Path(
-            fetch(allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OURS, tqdm_class=_bars(told))
+            fetch(
+                allow_patterns=_HUB_FILES,
+                ignore_patterns=_NOT_OURS,
+                revision=revision,
+                tqdm_class=_bars(told),
+            )
         )
         told.num_bytes = _num_bytes(folder)
         # The same revision, though the hub may have a newer one by now.
@@ -50,7 +58,7 @@ def hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
         lines = str(error).strip().splitlines()
         detail = lines[0] if lines else type(error).__name__
         raise ConfigurationError(
-            f"model {model!r}: no such folder, and the hub: {detail}"
+            f"model {named!r}: no such folder, and the hub: {detail}"
         ) from None
     progress(stage, 1.0)
     return folder

@@ -20,7 +20,7 @@ from diptych.progress import Progress, silent
 
 DEFAULT_CACHE_DIR = Path("~/.cache/diptych")
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?")
 
 
 class ResolvedModel(NamedTuple):
@@ -33,9 +33,9 @@ class ResolvedModel(NamedTuple):
 def resolve(
     model: str, cache_dir: Path = DEFAULT_CACHE_DIR, progress: Progress = silent
 ) -> ResolvedModel:
-    """Find ``model``: a folder, a .gguf file, ``demo``, or a hub id ``org/name``.
+    """Find ``model``: a folder, a .gguf file, ``demo``, or a hub id ``org/name[@revision]``.
 
-    Blocking; downloads and imports what is missing.
+    Blocking; downloads and imports what is missing. A revision is no part of the name.
 
     Raises:
         ConfigurationError: there is no such model, or it cannot be fetched or
@@ -53,10 +53,12 @@ def resolve(
             raise ConfigurationError(f"model {model!r}: the folder has no config.json")
         path = path.resolve()
         return ResolvedModel(path, path.name)
-    if _HUB_ID.fullmatch(model):
-        return ResolvedModel(hub_folder(model, cache_dir, progress), model)
+    if (hub_id := _HUB_ID.fullmatch(model)) is not None:
+        name, revision = hub_id.groups()
+        return ResolvedModel(hub_folder(name, cache_dir, progress, revision), name)
     raise ConfigurationError(
-        f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id org/name"
+        f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id "
+        "org/name or org/name@revision"
     )
 
 

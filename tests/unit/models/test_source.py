@@ -58,6 +58,8 @@ def test_a_gguf_file_is_imported_once(tmp_path: Path) -> None:
         ("./nowhere", "not a hub id"),
         ("/no/such/folder", "not a hub id"),
         ("smollm", "not a hub id"),
+        ("org/name@", "not a hub id"),
+        ("org/name@a@b", "not a hub id"),
         ("", "is empty"),
     ],
 )
@@ -143,6 +145,37 @@ def test_the_hub_is_asked_for_the_weights_that_are_used(
     assert resolve("org/name", tmp_path).folder == snapshot
     fetched = {str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if p.is_file()}
     assert fetched == used
+
+
+@pytest.mark.parametrize("revision", ["0123abcd", "v1.0", "refs/pr/1", None])
+def test_a_revision_is_what_the_hub_is_asked_for_and_not_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[str, object]] = []
+
+    def fetch(name: str, *, revision: str | None = None, **_: object) -> str:
+        asked.append((name, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    model = "org/name" if revision is None else f"org/name@{revision}"
+    assert resolve(model, tmp_path / "cache").name == "org/name"
+    assert asked == [("org/name", revision), ("org/name", tmp_path.name)]
+
+
+def test_a_revision_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def fetch(*args: object, **kwargs: object) -> str:
+        raise OSError("Revision Not Found")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    with pytest.raises(ConfigurationError, match=r"'org/name@v9'.*Revision Not Found$"):
+        resolve("org/name@v9", tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])

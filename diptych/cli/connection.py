@@ -30,6 +30,11 @@ class RouterConnection(BaseModel):
     ca: Path | None = Field(
         None, description="Speak TLS; the authorities of this PEM file are believed."
     )
+    server_name: str = Field(
+        "",
+        description="Name that the router's certificate has to have, where it is reached by "
+        "another, as through a forwarded port. Unset: the host of --address.",
+    )
 
     def client(self) -> DiptychClient:
         """Raises ConfigurationError: a file cannot be read."""
@@ -41,7 +46,11 @@ class RouterConnection(BaseModel):
                 why = error.strerror if isinstance(error, OSError) else "is no text"
                 raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
         return DiptychClient(
-            self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
+            self.address,
+            api_key=key,
+            tls=self.ca or self.tls,
+            server_name=self.server_name,
+            retries=self.retries,
         )
 
 

@@ -23,10 +23,20 @@ class BlockingClient(OwnLoop[DiptychClient]):
         *,
         api_key: str = "",
         tls: bool | Path = False,
+        server_name: str = "",
         retries: int = DEFAULT_RETRIES,
     ) -> None:
         """As DiptychClient."""
-        super().__init__(partial(DiptychClient, address, api_key=api_key, tls=tls, retries=retries))
+        super().__init__(
+            partial(
+                DiptychClient,
+                address,
+                api_key=api_key,
+                tls=tls,
+                server_name=server_name,
+                retries=retries,
+            )
+        )
 
     def generate(
         self,

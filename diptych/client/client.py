@@ -42,18 +42,20 @@ class DiptychClient:
         *,
         api_key: str = "",
         tls: bool | Path = False,
+        server_name: str = "",
         retries: int = DEFAULT_RETRIES,
     ) -> None:
         """``address`` is host:port, or several with commas. Connects when first used.
 
         ``retries`` bounds the tries in a row that bring nothing new; 0: none are made.
         ``api_key`` is for routers that ask for one. ``tls`` is for those that speak TLS: True
-        believes the system's authorities, a path those in that PEM file, which is read now.
+        believes the system's authorities, a path those in that PEM file, which is read now;
+        their certificate has to be of ``server_name``, unset: of the address's host.
         Raises ConfigurationError: it cannot be, or the key is none.
         """
         self._metadata = metadata_of(api_key)
         self._retries = retries
-        self._routers = Routers(address, lock_of(tls))
+        self._routers = Routers(address, lock_of(tls, server_name))
 
     async def __aenter__(self) -> Self:
         return self

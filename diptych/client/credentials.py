@@ -16,15 +16,18 @@ def metadata_of(api_key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
-def lock_of(tls: bool | Path) -> Lock | None:
+def lock_of(tls: bool | Path, server_name: str = "") -> Lock | None:
     """False: no TLS; True: the system's authorities are believed; else those in a PEM file.
 
+    ``server_name`` is what the certificate has to be of; empty: the host of the address.
     Raises ConfigurationError: it cannot be read, or has no certificate.
     """
     if tls is False:
+        if server_name:
+            raise ConfigurationError("the name of a server's certificate is given, and no TLS")
         return None
     if tls is True:
-        return grpc.ssl_channel_credentials(), ""
+        return grpc.ssl_channel_credentials(), server_name
     try:
         authorities = tls.read_bytes()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -33,4 +36,4 @@ def lock_of(tls: bool | Path) -> Lock | None:
         raise ConfigurationError(f"{tls}: no certificate in PEM form is in it") from None
     except OSError as error:
         raise ConfigurationError(f"{tls}: {error.strerror}") from None
-    return grpc.ssl_channel_credentials(authorities), ""
+    return grpc.ssl_channel_credentials(authorities), server_name

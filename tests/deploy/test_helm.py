@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diptych import __version__
+from diptych.models.demo import DEMO_NAME
 from tests.deploy.helm import HELM_3, HELM_4, Release, run_helm, template
 from tests.deploy.manifests import render
 from tests.unit.deploy.chart import (
@@ -161,7 +162,12 @@ def test_a_grace_period_that_is_long_enough_is_taken(helm: Release, tmp_path: Pa
         ("jwt", "Off: tls.enabled, router.publicTls."),
         ("jwt", "with a token of https://login.example.com in the file `key`:"),
         ("jwt", "diptych generate --api-key-file key "),
-        ("everything", "diptych generate --ca ca.crt --api-key-file key "),
+        ("jwt", '/v1/chat/completions -H "authorization: Bearer $(cat key)" '),
+        ("default", "curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type:"),
+        ("default", f'"model": "{DEMO_NAME}", '),
+        ("gpu", '"model": "Qwen/Qwen3-8B", '),
+        ("everything", r"get secret public --output jsonpath='{.data.ca\.crt}' | base64 --decode"),
+        ("everything", "generate --ca ca.crt --server-name d-router --api-key-file key "),
     ],
 )
 def test_the_notes_say_what_is_locked_and_how_to_ask(name: str, said: str) -> None:

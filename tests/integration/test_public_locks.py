@@ -292,6 +292,22 @@ async def test_who_speaks_no_tls_or_believes_others_reaches_nothing(
             await plain.get(f"http://{locked.http_address}/health")
 
 
+async def test_a_router_that_is_reached_by_another_name_is_believed_by_its_own(
+    locked: Locked, tmp_path: Path
+) -> None:
+    """As through a forwarded port."""
+    address = locked.cluster.address
+    other = Authority(tmp_path).issue_name("try-diptych-router", "router")
+    with replaced(locked.folder, other):
+        async with DiptychClient(
+            address, api_key="one", tls=locked.ca, server_name="try-diptych-router"
+        ) as client:
+            assert (await client.models())[0].ready
+        async with DiptychClient(address, api_key="one", tls=locked.ca, retries=0) as client:
+            with pytest.raises(DiptychError):
+                await client.models()
+
+
 @pytest.mark.parametrize("key_type", list(trustme.KeyType))
 async def test_a_certificate_that_changed_counts_for_new_connections(
     locked: Locked, tmp_path: Path, key_type: trustme.KeyType

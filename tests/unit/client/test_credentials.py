@@ -20,3 +20,11 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: bytes) ->
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ca\.pem: No such file"):
         lock_of(tmp_path / "ca.pem")
+
+
+def test_a_name_to_expect_goes_with_tls() -> None:
+    lock = lock_of(True, "router")
+    assert lock is not None
+    assert lock[1] == "router"
+    with pytest.raises(ConfigurationError, match="no TLS"):
+        lock_of(False, "router")

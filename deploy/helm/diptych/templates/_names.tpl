@@ -55,6 +55,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
+{{/* What clients call the model: as the program calls `demo`, a folder, a .gguf file and a hub id. */}}
+{{- define "diptych.servedName" -}}
+{{- $source := .Values.model.source -}}
+{{- if .Values.model.servedName -}}
+{{ .Values.model.servedName }}
+{{- else if eq $source "demo" -}}
+SmolLM2-135M-Instruct
+{{- else if hasPrefix "/" $source -}}
+{{ base $source | trimSuffix ".gguf" }}
+{{- else -}}
+{{ splitList "@" $source | first }}
+{{- end -}}
+{{- end -}}
+
 {{/* The secret with a role's certificate. Of (dict "root" $ "role" …). */}}
 {{- define "diptych.tlsSecret" -}}
 {{- default (printf "%s-%s-tls" (include "diptych.fullname" .root) .role) (index .root.Values.tls.secrets .role) -}}

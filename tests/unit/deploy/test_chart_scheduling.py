@@ -63,6 +63,15 @@ def test_devices_of_a_network_are_named_where_they_are_asked_for(tmp_path: Path)
         assert config.transfer.uses_rdma
 
 
+def test_pods_on_one_machine_meet_on_their_own_interface(tmp_path: Path) -> None:
+    """Not on lo, which each has for itself; and staged would read another's host memory."""
+    for pod in workers("nvlink"):
+        config = config_of(pod, tmp_path)
+        assert isinstance(config, PrefillWorkerConfig | DecodeWorkerConfig)
+        assert config.transfer.transports == ("nixl", "inline")
+        assert config.transfer.ucx_net_devices == "eth0"
+
+
 def test_workers_are_kept_near_each_other() -> None:
     for pod in workers("nvlink"):
         (term,) = nearness(pod, HARD)

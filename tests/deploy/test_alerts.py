@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -114,7 +115,14 @@ def test_nobody_is_told_of_a_prefill_pool_that_is_missing_on_purpose(
 )
 def test_a_source_is_stale_by_how_often_it_is_asked(values: tuple[str, ...], limit_s: int) -> None:
     expr = expressions("default", *values)["DiptychDiscoveryIsStale"]
-    assert expr == f"diptych_router_discovery_age_seconds > {limit_s}"
+    assert expr == f'diptych_router_discovery_age_seconds{{namespace="serving"}} > {limit_s}'
+
+
+def test_no_alert_is_of_another_namespace() -> None:
+    for expr in expressions("default").values():
+        series = re.findall(r"\bdiptych_[a-z_]+(\{[^}]*\})?", expr)
+        assert series
+        assert all('namespace="serving"' in labels for labels in series), expr
 
 
 def test_prometheus_takes_the_compose_files_configuration(tool: Path, tmp_path: Path) -> None:

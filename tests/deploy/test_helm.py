@@ -177,6 +177,32 @@ def test_the_notes_say_what_is_locked_and_how_to_ask(name: str, said: str) -> No
     assert said in done.stdout.partition("NOTES:")[2], done.stderr
 
 
+WAYS_IN = (
+    "router.ingress.enabled=true",
+    "router.ingress.hosts={a}",
+    "router.service.type=NodePort",
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        (("metrics.podMonitor.enabled=true",), ["metrics.podMonitor: "]),
+        (WAYS_IN, ["router.ingress, router.service.type: "]),
+        ((*WAYS_IN, "networkPolicy.clients[0].ipBlock.cidr=10.0.0.0/8"), []),
+        ((*WAYS_IN, "metrics.podMonitor.enabled=true", "networkPolicy.enabled=false"), []),
+        ((), []),
+    ],
+)
+def test_the_notes_name_what_the_network_policies_keep_out(
+    values: tuple[str, ...], warned: list[str]
+) -> None:
+    flags = [f"--set={value}" for value in values]
+    done = run_helm(HELM_4, "install", "--dry-run=client", RELEASE, str(CHART), *flags)
+    said = [line for line in done.stdout.splitlines() if " lets nobody in from there" in line]
+    assert [line.partition(": ")[0] + ": " for line in said] == warned, done.stderr
+
+
 @pytest.mark.parametrize("helm", HELMS)
 def test_an_image_as_a_volume_needs_a_version_that_has_them(helm: Release) -> None:
     values = "--set=model.image.reference=registry.example/llama:1"

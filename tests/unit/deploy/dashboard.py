@@ -221,6 +221,11 @@ def metric_names(expr: str) -> set[str]:
     return set(re.findall(r"\b(?:diptych|gen_ai)_[a-z_]+", expr))
 
 
+def scoped(expr: str) -> str:
+    """Of the namespaces that are chosen above the panels; all of them where there are none."""
+    return re.sub(r"\b((?:diptych|gen_ai)_[a-z_]+)", r'\1{namespace=~"$namespace"}', expr)
+
+
 def expressions() -> list[str]:
     """Of every panel."""
     return [query.expr for row in ROWS.values() for panel in row for query in panel.queries]
@@ -239,11 +244,23 @@ def dashboard() -> dict[str, Json]:
             place = {"x": x, "y": top + line * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
             panels.append({**_graph(panel), "id": len(panels) + 1, "gridPos": place})
         top += -(-len(row) * _WIDTH // _COLUMNS) * _HEIGHT
-    variable: Json = {
+    source: Json = {
         "name": "source",
         "label": "Prometheus",
         "type": "datasource",
         "query": "prometheus",
+    }
+    namespace: Json = {
+        "name": "namespace",
+        "label": "Namespace",
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": "label_values(diptych_router_requests_waiting, namespace)",
+        "refresh": 2,  # when the time range changes
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",  # also what has no such label, outside Kubernetes
+        "current": {"text": "All", "value": "$__all"},
     }
     return {
         "title": "Diptych",
@@ -253,7 +270,7 @@ def dashboard() -> dict[str, Json]:
         "editable": True,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [variable]},
+        "templating": {"list": [source, namespace]},
         "panels": panels,
     }
 
@@ -267,7 +284,7 @@ def _graph(panel: Panel) -> dict[str, Json]:
     stacking: Json = {"mode": "normal" if panel.is_stacked else "none"}
     custom: Json = {"stacking": stacking, "fillOpacity": 30 if panel.is_stacked else 0}
     targets: list[Json] = [
-        {"refId": chr(ord("A") + index), "expr": query.expr, "legendFormat": query.legend}
+        {"refId": chr(ord("A") + index), "expr": scoped(query.expr), "legendFormat": query.legend}
         for index, query in enumerate(panel.queries)
     ]
     return {

@@ -1,6 +1,7 @@
 """The dashboard is the one that was made, whole, and in the places where Grafana looks for it."""
 
 import json
+import re
 from itertools import combinations
 from typing import Any
 
@@ -23,6 +24,16 @@ def test_every_expression_asks_for_a_series_of_ours() -> None:
     for expr in expressions():
         assert metric_names(expr), expr
         assert expr.count("(") == expr.count(")"), expr
+
+
+def test_a_namespace_can_be_chosen_and_every_expression_is_of_it() -> None:
+    variables = json.loads(PATH.read_text())["templating"]["list"]
+    assert [each["name"] for each in variables] == ["source", "namespace"]
+    assert variables[1]["allValue"] == ".*", "else nothing is shown where there are none"
+    for expr in [target["expr"] for panel in panels() for target in panel.get("targets", ())]:
+        scopes = re.findall(r"\b(?:diptych|gen_ai)_[a-z_]+(\{[^}]*\})?", expr)
+        assert scopes
+        assert set(scopes) == {'{namespace=~"$namespace"}'}, expr
 
 
 def test_panels_do_not_overlap() -> None:

@@ -69,6 +69,13 @@ SmolLM2-135M-Instruct
 {{- end -}}
 {{- end -}}
 
+{{/* "true" where some of a policy's peers may be outside the release's namespace. */}}
+{{- define "diptych.letsOthersIn" -}}
+{{- range . -}}
+{{- if or (hasKey . "namespaceSelector") (hasKey . "ipBlock") -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The secret with a role's certificate. Of (dict "root" $ "role" …). */}}
 {{- define "diptych.tlsSecret" -}}
 {{- default (printf "%s-%s-tls" (include "diptych.fullname" .root) .role) (index .root.Values.tls.secrets .role) -}}

@@ -14,6 +14,7 @@ from diptych.cli.key import KeyConfig
 from diptych.cli.trace import TraceConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
+from diptych.models.demo import DEMO_NAME
 from diptych.simulation.settings import SimulationConfig
 from router.config import RouterConfig
 from tests.packages import PACKAGES
@@ -93,6 +94,11 @@ def test_settings_that_are_named_exist(page: str) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - ELSEWHERE
     assert len(named) > 20
     assert named <= known
+
+
+def test_models_that_bodies_in_the_docs_name_are_what_the_demo_is_called() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert set(re.findall(r'"model": "([^"]+)", "messages"', text)) == {DEMO_NAME}
 
 
 def test_metrics_in_the_docs_are_made_somewhere() -> None:

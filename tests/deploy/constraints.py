@@ -15,7 +15,7 @@ from packaging.version import Version
 from tests.unit.deploy.chart import ROOT
 
 PATH = ROOT / "deploy" / "constraints.txt"
-# As the recipe names them.
+# As the recipe names them; its argument of that name adds more, which are not pinned.
 EXTRAS = ("worker", "kubernetes")
 _HEAD = "# The versions in the image: `make constraints` writes those of .venv.\n"
 

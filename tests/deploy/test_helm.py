@@ -102,6 +102,11 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "router.ingress.port: http is off",
         ),
         ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
+        ({"router": {"grpcRoute": {"enabled": True}}}, "router.grpcRoute.parentRefs"),
+        (
+            {"prefill": {"resources": {"claims": [{"name": "gpu"}]}}},
+            "-prefill-main: resources.claims: resourceClaims has none of the name gpu",
+        ),
         ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.podMonitor"),
         (
             {"decode": {"terminationGracePeriodSeconds": 20}},

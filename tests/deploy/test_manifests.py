@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.helm import HELM_3, HELM_4, helm_binary, template
-from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, rendered
+from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, pods_of, rendered
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 # Their schemas are not Kubernetes'.
@@ -56,6 +56,20 @@ def test_an_image_as_a_volume_is_taken(tmp_path: Path) -> None:
     path.write_text(template(HELM_4, [], "--set=model.image.reference=registry.example/a:1"))
     done = validate(path, VERSIONS[-1])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_devices_by_claims_are_taken(tmp_path: Path) -> None:
+    values, path = tmp_path / "values.yaml", tmp_path / "claims.yaml"
+    claim = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
+    pool = {"resourceClaims": [claim], "resources": {"claims": [{"name": "gpu"}]}}
+    values.write_text(json.dumps({"prefill": {"shmSize": "64000k"}, "decode": pool}))
+    path.write_text(template(HELM_4, [values]))
+    done = validate(path, VERSIONS[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pod,) = [pod for pod in pods_of(parsed(path.read_text()), "") if pod.command == "decode"]
+    assert pod.spec["resourceClaims"] == [claim]
+    assert pod.container["resources"]["claims"] == [{"name": "gpu"}]
+    assert pod.container["resources"]["limits"], "beside the others"
 
 
 @pytest.mark.parametrize("name", VALUES)

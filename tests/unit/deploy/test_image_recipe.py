@@ -30,7 +30,8 @@ def test_nothing_is_installed_without_them() -> None:
     installs = re.findall(r"pip install ([^\n&]*)", steps)
     assert len(installs) == 3
     assert all("--constraint constraints.txt" in each for each in installs)
-    assert f"'.[{','.join(EXTRAS)}]'" in installs[-1]
+    assert f'".[{",".join(EXTRAS)}${{EXTRAS:+,${{EXTRAS}}}}]"' in installs[-1]
+    assert "\nARG EXTRAS=\n" in RECIPE
     name = PATH.relative_to(ROOT)
     assert f"\nCOPY pyproject.toml {name} ./\n" in RECIPE
     assert f"\n!{name}\n" in (ROOT / ".dockerignore").read_text()

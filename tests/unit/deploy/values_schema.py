@@ -42,7 +42,7 @@ TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
 ANY_MAP: Json = {"type": "object"}
 ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
-QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
+QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(k|[MGT]|[KMGT]i)?$"}
 SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
 PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
@@ -148,9 +148,9 @@ def _model() -> Json:
     )
 
 
-def _resources() -> Json:
+def _resources(**more: Json) -> Json:
     amounts: Json = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
-    return closed({"requests": amounts, "limits": amounts, "claims": ANY_LIST})
+    return closed({"requests": amounts, "limits": amounts, **more})
 
 
 def _pods(role: str) -> dict[str, Json]:
@@ -181,7 +181,8 @@ def _pods(role: str) -> dict[str, Json]:
             {"enabled": FLAG, "maxUnavailable": {"type": ["integer", "string"]}}
         ),
         "terminationGracePeriodSeconds": SECONDS_OR_NONE,
-        "resources": _resources(),
+        "resources": _resources(claims=ANY_LIST),
+        "resourceClaims": ANY_LIST,
         "probes": closed({"startup": timing, "readiness": timing, "liveness": timing}),
         "topologySpreadConstraints": ANY_LIST,
         "nodeSelector": TEXTS,

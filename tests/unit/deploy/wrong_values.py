@@ -59,6 +59,8 @@ WRONG = (
     _at("prefill.settings.transfer.transports", ["tcp"]),
     _at("prefill.settings.transfer.allow_faults", True),
     _at("prefill.shmSize", 64),
+    _at("prefill.shmSize", "64K"),
+    _at("tests.resources.claims", [{"name": "gpu"}]),
     _at("prefill.rdma.resource", "rdma/hca"),
     _at("prefill.resources.limit", {"cpu": "1"}),
     _at("prefill.pools.Large", {}),

@@ -130,6 +130,14 @@ capabilities:
 
 {{- define "diptych.resources" -}}
 {{- $resources := deepCopy .values.resources -}}
+{{- range $resources.claims -}}
+{{- $name := .name -}}
+{{- $known := list -}}
+{{- range $.values.resourceClaims }}{{ $known = append $known .name }}{{ end -}}
+{{- if not (has $name $known) -}}
+{{- fail (printf "%s: resources.claims: resourceClaims has none of the name %v" $.settingsName $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (ne .role "router") .values.rdma.enabled -}}
 {{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}
 {{- $resources = mergeOverwrite $resources $device -}}
@@ -324,6 +332,10 @@ topologySpreadConstraints:
   {{- range . }}
   - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (fromYaml $.selector))) | toYaml | nindent 4 }}
   {{- end }}
+{{- end }}
+{{- with .values.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.initContainers }}
 initContainers:

@@ -8,12 +8,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from tests.deploy import custom_resources
-from tests.deploy.grpc_route import GRPC_ROUTE, errors
+from tests.deploy.gateway_route import ROUTE, errors
+from tests.deploy.helm import HELM_4, template
 from tests.deploy.test_manifests import CUSTOM, tool
-from tests.unit.deploy.chart import RENDERED, VALUES, rendered
+from tests.unit.deploy.chart import RENDERED, VALUES, parsed, rendered
+
+KINDS = ["GRPCRoute", "HTTPRoute"]
 
 # Their models are large: they take seconds to import.
 pytestmark = pytest.mark.timeout(300)
@@ -64,16 +66,22 @@ def test_a_key_that_the_schema_has_not_is_found(
     assert any(named in each for each in found), found
 
 
-def grpc_route() -> dict[str, Any]:
-    """A copy of the chart's."""
-    (route,) = [m for m in rendered("everything") if m["kind"] == "GRPCRoute"]
-    return dict(yaml.safe_load(yaml.safe_dump(route)))
+def route(kind: str) -> dict[str, Any]:
+    """The chart's, of a router that speaks both."""
+    key = f"router.{kind[:4].lower()}Route"
+    said = ("enabled=true", "parentRefs[0].name=gateway", "hostnames={llm.example}")
+    manifests = parsed(template(HELM_4, [], *(f"--set={key}.{value}" for value in said)))
+    (found,) = [m for m in manifests if m["kind"].endswith("Route")]
+    assert found["kind"] == kind
+    return dict(found)
 
 
-def test_a_route_fits_gateway_apis_own_types() -> None:
-    assert errors(grpc_route()) == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_route_fits_gateway_apis_own_types(kind: str) -> None:
+    assert errors(route(kind)) == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("key", "value", "where"),
     [
@@ -82,15 +90,21 @@ def test_a_route_fits_gateway_apis_own_types() -> None:
         ("weight", -1, "/spec/rules/0/backendRefs/0/weight"),
     ],
 )
-def test_those_types_see_a_wrong_backend(key: str, value: object, where: str) -> None:
-    route = grpc_route()
-    route["spec"]["rules"][0]["backendRefs"][0][key] = value
-    assert any(error.startswith(where) for error in errors(route)), errors(route)
+def test_those_types_see_a_wrong_backend(kind: str, key: str, value: object, where: str) -> None:
+    wrong = route(kind)
+    wrong["spec"]["rules"][0]["backendRefs"][0][key] = value
+    assert any(error.startswith(where) for error in errors(wrong)), errors(wrong)
 
 
-def test_a_route_has_no_key_that_gateway_api_has_not() -> None:
-    validator = jsonschema.Draft7Validator(GRPC_ROUTE)
-    route = grpc_route()
-    validator.validate(route)
-    route["spec"]["hostname"] = route["spec"].pop("hostnames")
-    assert not validator.is_valid(route)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_route_has_no_key_that_gateway_api_has_not(kind: str) -> None:
+    validator = jsonschema.Draft7Validator(ROUTE)
+    right = route(kind)
+    validator.validate(right)
+    right["spec"]["hostname"] = right["spec"].pop("hostnames")
+    assert not validator.is_valid(right)
+
+
+def test_each_route_leads_to_the_port_of_what_it_carries() -> None:
+    ports = [route(kind)["spec"]["rules"][0]["backendRefs"][0]["port"] for kind in KINDS]
+    assert ports == [50051, 8000]

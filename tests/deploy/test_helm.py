@@ -104,6 +104,15 @@ def test_the_readmes_installation_is_taken_as_it_stands(
         ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
         ({"router": {"grpcRoute": {"enabled": True}}}, "router.grpcRoute.parentRefs"),
         (
+            {
+                "router": {
+                    "http": {"enabled": False},
+                    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+                }
+            },
+            "router.httpRoute: http is off",
+        ),
+        (
             {"prefill": {"resources": {"claims": [{"name": "gpu"}]}}},
             "-prefill-main: resources.claims: resourceClaims has none of the name gpu",
         ),
@@ -147,6 +156,17 @@ def test_values_that_make_no_cluster_are_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(RuntimeError, match=message):
         template(helm, [path])
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_a_cluster_may_pick_whom_pods_run_as(helm: Release) -> None:
+    """As OpenShift does: an id of ours would be refused."""
+    unset = [f"--set=podSecurity.{key}=null" for key in ("runAsUser", "runAsGroup", "fsGroup")]
+    for pod in pods_of(parsed(template(helm, [], *unset)), "here"):
+        assert pod.spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -94,6 +94,8 @@ def test_routes_lead_to_the_routers_service() -> None:
         "name": service["metadata"]["name"],
         "port": {"name": "grpc"},
     }
+    assert service["spec"]["externalTrafficPolicy"] == "Local"
+    assert service["spec"]["loadBalancerClass"] == "example.com/internal"
     (rule,) = route["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": ports["grpc"]}]
 

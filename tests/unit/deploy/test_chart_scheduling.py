@@ -98,6 +98,13 @@ def test_a_worker_may_be_near_itself_so_that_the_first_finds_a_place() -> None:
         assert pod.labels[component["key"]] == pod.command
 
 
+def test_another_scheduler_is_asked_where_a_pool_names_one() -> None:
+    named = {
+        pod.labels["diptych/pool"]: pod.spec.get("schedulerName") for pod in workers("everything")
+    }
+    assert named == {"near": None, "far": None, "main": None, "large": "volcano"}
+
+
 def test_what_a_pool_says_of_affinity_stays() -> None:
     (large,) = [pod for pod in workers("everything") if pod.labels["diptych/pool"] == "large"]
     assert large.spec["affinity"].keys() == {"nodeAffinity", "podAffinity"}

@@ -23,7 +23,8 @@ def test_a_pod_has_no_rights(pod: Pod) -> None:
     assert spec["automountServiceAccountToken"] is asks_api
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(spec)
     assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] > 10000
+    ids = [spec["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")]
+    assert ids == ([20001, 20002, 20003] if name == "everything" else [10001] * 3)
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     security = container["securityContext"]
     assert security["allowPrivilegeEscalation"] is False

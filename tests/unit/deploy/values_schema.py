@@ -44,6 +44,7 @@ ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
 QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(k|[MGT]|[KMGT]i)?$"}
 SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
+ID_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
 PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
 
@@ -76,6 +77,9 @@ def values_schema() -> dict[str, Json]:
             ),
             "imagePullSecrets": ANY_LIST,
             "serviceAccount": closed({"create": FLAG, "name": TEXT, "annotations": TEXTS}),
+            "podSecurity": closed(
+                dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), ID_OR_NONE)
+            ),
             "model": _model(),
             "colocation": closed({"topologyKey": TEXT, "required": FLAG, "byPool": FLAG}),
             "keda": closed(
@@ -190,6 +194,7 @@ def _pods(role: str) -> dict[str, Json]:
         "affinity": ANY_MAP,
         "priorityClassName": TEXT,
         "runtimeClassName": TEXT,
+        "schedulerName": TEXT,
         "podAnnotations": TEXTS,
         "podLabels": TEXTS,
         "extraEnv": ANY_LIST,
@@ -210,6 +215,14 @@ def _keda(role: str) -> Json:
 
 
 def _router() -> Json:
+    route = closed(
+        {
+            "enabled": FLAG,
+            "annotations": TEXTS,
+            "parentRefs": ANY_LIST,
+            "hostnames": {"type": "array", "items": SOME_TEXT},
+        }
+    )
     return closed(
         {
             **_pods("router"),
@@ -220,6 +233,8 @@ def _router() -> Json:
                     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
                     "port": PORT,
                     "annotations": TEXTS,
+                    "externalTrafficPolicy": {"enum": ["", "Cluster", "Local"]},
+                    "loadBalancerClass": TEXT,
                 }
             ),
             "discovery": {"enum": ["dns", "kubernetes"]},
@@ -236,14 +251,8 @@ def _router() -> Json:
                     "tls": ANY_LIST,
                 }
             ),
-            "grpcRoute": closed(
-                {
-                    "enabled": FLAG,
-                    "annotations": TEXTS,
-                    "parentRefs": ANY_LIST,
-                    "hostnames": {"type": "array", "items": SOME_TEXT},
-                }
-            ),
+            "grpcRoute": route,
+            "httpRoute": route,
         }
     )
 

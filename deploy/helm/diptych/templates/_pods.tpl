@@ -109,10 +109,14 @@ readinessProbe:
 
 {{- define "diptych.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+{{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- with index $.Values.podSecurity $key }}
+{{ $key }}: {{ . }}
+{{- end }}
+{{- end }}
+{{- if .Values.podSecurity.fsGroup }}
 fsGroupChangePolicy: OnRootMismatch
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
@@ -304,7 +308,7 @@ enableServiceLinks: false
 serviceAccountName: {{ include "diptych.serviceAccountName" .root }}
 terminationGracePeriodSeconds: {{ include "diptych.gracePeriod" . }}
 securityContext:
-  {{- include "diptych.podSecurity" . | nindent 2 }}
+  {{- include "diptych.podSecurity" .root | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -314,6 +318,9 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- with .values.runtimeClassName }}
 runtimeClassName: {{ . }}
+{{- end }}
+{{- with .values.schedulerName }}
+schedulerName: {{ . }}
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:

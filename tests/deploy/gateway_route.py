@@ -1,8 +1,9 @@
-"""Whether a GRPCRoute is what Gateway API takes: by two schemas, one of others and one of ours.
+"""Whether a route is what Gateway API takes: by two schemas, one of others and one of ours.
 
 An npm package has validators made of Gateway API's own types (gateway.networking.k8s.io/v1), which
-let unknown keys through; it is fetched once into .cache/chart/. ``GRPC_ROUTE`` lets none
-through: the part that the chart may use, written after the standard channel's definition.
+let unknown keys through; it is fetched once into .cache/chart/. ``ROUTE`` lets none
+through: the part that the chart may use of a GRPCRoute and of an HTTPRoute, written after the
+standard channel's definition.
 """
 
 import json
@@ -17,9 +18,10 @@ from tests.unit.deploy.values_schema import COUNT, PORT, SOME_TEXT, TEXT, Json, 
 _FOLDER = ROOT / ".cache" / "chart" / "gateway-api-2.0.0"
 _PACKAGES = ("@kubernetes-models/gateway-api@2.0.0", "@kubernetes-models/apimachinery@3.0.2")
 _VALIDATE = """
-import { validate }
-  from "@kubernetes-models/gateway-api/_schemas/IoK8sSigsGatewayApiApisV1GRPCRoute";
-validate(JSON.parse(process.argv[1]));
+const route = JSON.parse(process.argv[1]);
+const { validate } = await import(
+  `@kubernetes-models/gateway-api/_schemas/IoK8sSigsGatewayApiApisV1${route.kind}`);
+validate(route);
 console.log(JSON.stringify(validate.errors ?? []));
 """
 
@@ -42,10 +44,10 @@ def _some(items: Json, at_most: int) -> Json:
     return {"type": "array", "maxItems": at_most, "items": items}
 
 
-GRPC_ROUTE = closed(
+ROUTE = closed(
     {
         "apiVersion": {"const": "gateway.networking.k8s.io/v1"},
-        "kind": {"const": "GRPCRoute"},
+        "kind": {"enum": ["GRPCRoute", "HTTPRoute"]},
         "metadata": {"type": "object"},
         "spec": closed(
             {
@@ -84,7 +86,7 @@ def errors(route: Manifest) -> list[str]:
 def _run(folder: Path, program: str, *args: str) -> str:
     found = shutil.which(program)
     if found is None:
-        raise RuntimeError(f"{program} is needed to check a GRPCRoute")
+        raise RuntimeError(f"{program} is needed to check a route")
     done = subprocess.run(
         [found, *args], cwd=folder, check=True, capture_output=True, text=True, timeout=240
     )

@@ -77,7 +77,7 @@ class Database:
             )
         except ModuleNotFoundError as error:
             extra = _DRIVERS.get(error.name or "")
-            advice = f": pip install 'diptych[{extra}]'" if extra else ""
+            advice = f": pip install -e '.[{extra}]' (in Diptych's clone)" if extra else ""
             raise ConfigurationError(f"--database: no module {error.name!r}{advice}") from None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None

@@ -19,6 +19,7 @@ def load_importer() -> Importer:
         from diptych.models.gguf_import import import_gguf
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"importing a GGUF model needs {error.name}: pip install 'diptych[worker]'"
+            f"importing a GGUF model needs {error.name}: "
+            "pip install -e '.[worker]' (in Diptych's clone)"
         ) from None
     return import_gguf

@@ -153,6 +153,7 @@ def open_transport(name: TransportName, place: Place) -> Transport:
         )
     if way.needs_module and importlib.util.find_spec(way.needs_module) is None:
         raise ConfigurationError(
-            f"transfer.transports: {name} is not installed: pip install 'diptych[{name}]'"
+            f"transfer.transports: {name} is not installed: "
+            f"pip install -e '.[{name}]' (in Diptych's clone)"
         )
     return way.open(place)

@@ -78,5 +78,5 @@ def test_importing_a_gguf_names_what_is_missing(tmp_path: Path) -> None:
         code, "model", "fetch", str(gguf), "--cache-dir", str(tmp_path / "cache")
     )
     assert done.returncode == 2
-    assert "pip install 'diptych[worker]'" in done.stderr
+    assert "pip install -e '.[worker]'" in done.stderr
     assert "Traceback" not in done.stderr

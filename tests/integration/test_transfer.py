@@ -376,7 +376,7 @@ async def test_ucxx_asked_for_but_not_installed_is_one_clear_error(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for transports in (("ucxx",), ("ucxx", "inline")):
-        with pytest.raises(ConfigurationError, match=r"pip install 'diptych\[ucxx\]'"):
+        with pytest.raises(ConfigurationError, match=r"pip install -e '\.\[ucxx\]'"):
             async with open_source(config("ucxx", transports=transports)):
                 pass
 

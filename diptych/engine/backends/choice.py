@@ -77,7 +77,7 @@ def _flashinfer() -> ModuleType:
     except ImportError as error:
         raise ConfigurationError(
             f"prefill_attention flashinfer cannot be imported ({error}): "
-            "install diptych[flashinfer]"
+            "pip install -e '.[flashinfer]' (in Diptych's clone)"
         ) from None
 
 
@@ -93,7 +93,8 @@ def _missing_for_cuda() -> str | None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        return f"triton cannot be imported ({error}): install diptych[cuda]"
+        advice = "pip install -e '.[cuda]' (in Diptych's clone)"
+        return f"triton cannot be imported ({error}): {advice}"
     return None
 
 

@@ -197,7 +197,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     import sys
 
     monkeypatch.setitem(sys.modules, "diptych.models.gguf_import", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'diptych\[worker\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '\.\[worker\]'"):
         importer.load_importer()
 
 

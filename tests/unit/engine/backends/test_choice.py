@@ -19,7 +19,7 @@ from diptych.formats import DeviceName, KVDtypeName
 NO_CUDA = "this torch was built without CUDA"
 NO_GPU = "torch sees no GPU"
 OLD_GPU = r"compute capability is \(7, 5\)"
-NO_TRITON = r"triton cannot be imported .*: install diptych\[cuda\]"
+NO_TRITON = r"triton cannot be imported .*: pip install -e '\.\[cuda\]'"
 
 
 @pytest.fixture(params=[NO_CUDA, NO_GPU, OLD_GPU, NO_TRITON])

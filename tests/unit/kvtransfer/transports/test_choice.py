@@ -85,7 +85,7 @@ def test_ucxx_needs_its_module_and_shared_memory(monkeypatch: pytest.MonkeyPatch
         open_transport("ucxx", place(is_shared=False))
     modules.clear()
     with pytest.raises(
-        ConfigurationError, match=r"^transfer.transports: .*pip install 'diptych\[ucxx\]'"
+        ConfigurationError, match=r"^transfer.transports: .*pip install -e '\.\[ucxx\]'"
     ):
         open_transport("ucxx", place(is_shared=True))
 

@@ -242,7 +242,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_gpu")
 def test_flashinfer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    says = r"^prefill_attention flashinfer .*diptych\[flashinfer\]"
+    says = r"^prefill_attention flashinfer .*pip install -e '\.\[flashinfer\]'"
     with pytest.raises(ConfigurationError, match=says):
         make_backend("cuda", prefill_attention="flashinfer")
 

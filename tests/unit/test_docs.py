@@ -57,12 +57,12 @@ def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
     return flags
 
 
-# Of programs that are not ours: docker, helm, kubectl and Jaeger; and those that all of ours have.
+# Of programs that are not ours: docker, helm and kubectl; and those that all of ours have.
 ELSEWHERE = {
     *("--build", "--build-arg", "--extra-index-url", "--file", "--format", "--rm", "--tag"),
     *("--logs", "--set", "--timeout", "--values", "--wait", "--server-side"),
     *("--reset-then-reuse-values", "--reuse-values", "--field-manager", "--filename", "--validate"),
-    *("--query.max-clock-skew-adjustment", "--config", "--help", "--timers"),
+    *("--config", "--help", "--timers"),
 }
 
 

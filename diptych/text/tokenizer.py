@@ -88,6 +88,8 @@ class Tokenizer:
         self._control: ControlTokens | None = None
         if inert_contents and self.chat_template is not None:
             self._control = ControlTokens(self._tokenizer, self.chat_template.source)
+        self.has_inert_contents = self._control is not None
+        """Whether control tokens in contents of chats are plain text."""
         self._bos_prefix, self._drops_bos = self._bos_correction(settings.get("add_bos_token"))
         self._max_token_length = self._find_max_token_length()
 

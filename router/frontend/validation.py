@@ -101,18 +101,15 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
             encode = partial(tokenizer.encode, text, add_special=not is_continuation)
         case ChatPrompt(messages, arguments):
             tools = request.prompt.offered_tools
+            if tokenizer.has_inert_contents:  # to look through them takes long, too
+                contents = "".join(message.content for message in messages)
+                _check_hopeless(contents, request.prompt_field, tokenizer, max_model_len)
             rendered = tokenizer.render_chat(
                 messages, arguments, tools, now_unix_s=request.prompt.now_unix_s
             )
             text, encode = rendered.text, partial(tokenizer.encode_chat, rendered)
             own_end = rendered.own_end
-    _check_text(text, request.prompt_field)
-    at_least = tokenizer.min_tokens(text)
-    if at_least >= max_model_len:
-        raise InvalidRequestError(
-            f"has {at_least} tokens or more; at most {max_model_len - 1} leave room for an answer",
-            field=request.prompt_field,
-        )
+    _check_hopeless(text, request.prompt_field, tokenizer, max_model_len)
     token_ids = encode()
     if not token_ids:
         raise InvalidRequestError("has no tokens", field=request.prompt_field)
@@ -312,6 +309,17 @@ def _check_text(text: str, field: str) -> None:
         raise InvalidRequestError(
             f"has half of a character, U+{ord(text[error.start]):04X}", field=field
         ) from None
+
+
+def _check_hopeless(text: str, field: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Whether all that is said fits, without tokenising, as far as that can be known."""
+    _check_text(text, field)
+    at_least = tokenizer.min_tokens(text)
+    if at_least >= max_model_len:
+        raise InvalidRequestError(
+            f"has {at_least} tokens or more; at most {max_model_len - 1} leave room for an answer",
+            field=field,
+        )
 
 
 def _check_chat(chat: ChatPrompt) -> None:

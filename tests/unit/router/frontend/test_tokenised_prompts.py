@@ -25,6 +25,20 @@ def test_hopelessly_long_text_is_refused_without_tokenising(tokenizer: Tokenizer
     assert "or more" in caught.value.message
 
 
+def test_hopelessly_long_chat_is_not_even_rendered_where_contents_are_inert(tmp_path: Path) -> None:
+    template = "{{ raise_exception('it was rendered') }}"
+    write_folder(tmp_path, byte_level_tokenizer(), chat_template=template)
+    tokenizer = Tokenizer(tmp_path, inert_contents=True)
+    said = [("user", "<a" * 65_536), ("assistant", "</s>" * 65_536)]
+    for turns, says in ((said, "or more"), (said[:1], "it was rendered")):
+        with pytest.raises(InvalidRequestError, match=says) as caught:
+            validation.tokenize(read(chat(*turns)), tokenizer, 30_000)
+        assert caught.value.field == "chat.messages"
+    half = GenerationRequest(prompt=ChatPrompt(messages=(Message("user", "\ud800"),)), num_bytes=1)
+    with pytest.raises(InvalidRequestError, match=r"U\+D800"):
+        validation.tokenize(half, tokenizer, MAX_LEN)
+
+
 def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
     request = inference_pb2.GenerateRequest(text="hello")
     prompt = validation.tokenize(read(request), tokenizer, MAX_LEN)

@@ -208,7 +208,7 @@ async def test_who_leaves_does_not_free_a_thread_that_still_tokenises(
     model: Any = SimpleNamespace(tokenizer=None)
     config = RouterConfig(model="m", decode=["a:1"])
     door = Admission(model, cast(Cluster, Unfound()), config)
-    request: Any = SimpleNamespace(num_bytes=10**6, prompt=None)
+    request: Any = SimpleNamespace(num_bytes=10**6, prompt=None, tenant=NOBODY)
     loop = asyncio.get_running_loop()
     left = [loop.create_task(door._encode(request, 10)) for _ in range(8)]
     await loop.run_in_executor(None, begun.acquire)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, Final, NamedTuple
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.frontend.http.exchange import CONNECTION
@@ -28,7 +29,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     the connection; between requests it is uvicorn's for idle ones. A head that is too long
     is answered with 400. What else breaks a bound ends the connection, and with it the
     work on its answer, if one is under way: so does a request that comes before the one
-    before it is answered, which nobody's client sends. Event loop only.
+    before it is answered, which nobody's client sends. Another protocol that a request offers
+    to go on with is ignored (RFC 9110, 7.8). Event loop only.
     """
 
     def __init__(self, bounds: Bounds, *args: Any, **kwargs: Any) -> None:
@@ -37,6 +39,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_bytes = 0  # of the request
         self._num_idle_bytes = 0  # since the last that were of a body: a head, or trailers
         self._is_in_head = True
+        self._plain_head = b""  # of a request that offers another protocol
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,7 +61,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._wait_for(HEAD_PATIENCE_S)  # even an empty line ends the time to be idle
         self._num_bytes += len(data)
         self._num_idle_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
             return
         if self._num_idle_bytes > MAX_HEAD_BYTES and self._is_in_head:
@@ -86,6 +93,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
+        if self.parser.should_upgrade():
+            self._plain_head = self._without_upgrade()
+            return
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._is_in_head = False
@@ -99,6 +109,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See httptools."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._is_in_head = True
         self._num_bytes = self._num_idle_bytes = 0
@@ -127,6 +139,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def write_piece(self, piece: bytes) -> None:
         """See :class:`router.frontend.http.exchange.Connection`; the same as uvicorn would send."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def _parse(self, data: bytes) -> None:
+        """Parse ``data``; a head that offers another protocol a second time, without that.
+
+        The parser would take all behind such a head for the other protocol.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+            self._parse(self._plain_head + data[offer.args[0] :])
+
+    def _without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise ValueError("no tunnel is opened")
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields))
 
     @property
     def _is_answering(self) -> bool:

@@ -345,6 +345,58 @@ def test_an_answer_may_take_longer_than_any_request() -> None:
     on_a_connection(steps)
 
 
+@pytest.mark.parametrize("cut", range(0, 160, 3))
+def test_another_protocol_that_is_offered_is_ignored(cut: int) -> None:
+    """As RFC 9110 has it in 7.8; wherever the packets end, the body stays a body."""
+    body = b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    head = b"POST /a HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n"
+    sent = head % (offer, len(body)) + body
+    got: list[tuple[str, str, bytes]] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        read, more = b"", True
+        while more:
+            message = await receive()
+            read, more = read + message["body"], message["more_body"]
+        assert b"upgrade" not in dict(scope["headers"])
+        got.append((scope["method"], scope["path"], read))
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_piece(send, b"", more=False)
+
+    async def main() -> None:
+        connection, transport = Server(answer).connect()
+        for piece in (sent[:cut], sent[cut:], GET):
+            connection.data_received(piece)
+            await turns()
+        assert got == [("POST", "/a", body), ("GET", "/", b"")]
+        assert not transport.is_closing()
+        transport.close()
+        await turns()
+
+    run_virtually(main())
+
+
+def test_a_last_request_that_offers_another_protocol_is_answered() -> None:
+    async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
+        offer = b"connection: close, upgrade\r\nupgrade: websocket\r\n\r\n"
+        connection.data_received(GET.removesuffix(b"\r\n") + offer)
+        await turns()
+        assert transport.written.startswith(b"HTTP/1.1 200 ")
+        assert transport.is_closing()
+
+    on_a_connection(steps)
+
+
+def test_no_tunnel_is_opened() -> None:
+    async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
+        connection.data_received(b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert transport.written.startswith(b"HTTP/1.1 400 ")
+
+    on_a_connection(steps)
+
+
 def test_connections_have_a_greatest_number() -> None:
     async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
         _, second = server.connect()

@@ -115,6 +115,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_bytes = self._num_idle_bytes = 0
         self._stop_waiting()
+        if self.cycle.response_complete:  # a refusal, after which it was idle until this came
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     @property
     def is_there(self) -> bool:

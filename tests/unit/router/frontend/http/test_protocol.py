@@ -397,6 +397,20 @@ def test_no_tunnel_is_opened() -> None:
     on_a_connection(steps)
 
 
+def test_a_connection_is_idle_once_a_refused_body_has_ended() -> None:
+    async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
+        connection.data_received(LARGE)
+        await turns()
+        assert server.num_answered == 1
+        connection.data_received(b"x" * 900_000)
+        await asyncio.sleep(KEEP_ALIVE_S - 1)
+        assert not transport.is_closing()
+        await asyncio.sleep(2)
+        assert transport.is_closing()
+
+    on_a_connection(steps)
+
+
 def test_connections_have_a_greatest_number() -> None:
     async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
         _, second = server.connect()

@@ -25,6 +25,7 @@ from diptych.sampling_params import (
 from diptych.text.chat_template import Message
 from diptych.text.tokenizer import Tokenizer
 from router.frontend.checked_form import CheckedForm
+from router.frontend.told_logprobs import ToldLogprobs
 from router.frontend.tools import check_tools
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
@@ -138,7 +139,7 @@ def resolve(
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
     form: CheckedForm | None = None,
 ) -> ResolvedRequest:
-    """Fill in what the client left open, within the context length.
+    """Fill in what the client left open, within the context length and the log probabilities' room.
 
     What the client did not say the model's makers do, then the defaults; ``drawn_seed`` is used
     if the client gave none; ``bad_words`` are the tokens of the client's, ``form`` what its
@@ -146,7 +147,8 @@ def resolve(
     """
     prompt_ids, grammar = prompt.token_ids, "" if form is None else form.grammar
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
-    max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
+    told = ToldLogprobs.of(request, len(prompt_ids))
+    max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len, told)
     given = request.sampling
     chosen = {name: chosen_option(name, given, facts.recommended) for name in WORKER_NAMES}
     if request.emitted_token_ids and given.seed is None and chosen["temperature"] > 0:
@@ -185,6 +187,7 @@ def resolve(
         num_choices=given.num_drawn,
         num_best=given.num_choices,
         tells_logprobs=given.logprobs is not None,
+        num_logprobs=told.check(max_tokens),
         emitted_token_ids=tuple(request.emitted_token_ids),
         model_digest=request.model_digest,
         thoughts=None if form is None else form.thoughts,
@@ -218,9 +221,11 @@ def chosen_option(name: str, given: SamplingOptions, recommended: SamplingOption
     return OPTIONS[name].default
 
 
-def _max_tokens(request: GenerationRequest, num_prompt: int, max_model_len: int) -> int:
+def _max_tokens(
+    request: GenerationRequest, num_prompt: int, max_model_len: int, told: ToldLogprobs
+) -> int:
     given, room = request.sampling, max_model_len - num_prompt
-    max_tokens = room if given.max_tokens is None else given.max_tokens
+    max_tokens = told.max_tokens(room) if given.max_tokens is None else given.max_tokens
     if max_tokens > room:
         raise InvalidRequestError(
             f"{max_tokens} tokens after a prompt of {num_prompt} exceed the context "

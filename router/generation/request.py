@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
@@ -70,6 +71,14 @@ class TokenPrompt:
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
+class LogprobRoom(NamedTuple):
+    """For how many log probabilities there is memory until the answer is written."""
+
+    num: int
+    is_of_prompt: bool
+    """The prompt's alone stay there: those of the output are written as they come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """See ``GenerateRequest`` in inference.proto, whose names these are."""
@@ -85,6 +94,8 @@ class GenerationRequest:
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
     model_digest: str = ""  # of the weights that emitted those; empty: any
     return_prompt_token_ids: bool = False
+    logprob_room: LogprobRoom | None = None
+    """None: all are written as they come."""
     num_bytes: int
     """Size of the request as it arrived: what it counts for while it is open."""
 

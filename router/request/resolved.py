@@ -22,6 +22,7 @@ class ResolvedRequest:
     num_choices: int = 1  # that are made
     num_best: int = 1  # and how many of them the client gets
     tells_logprobs: bool = False  # the client gets those of its tokens
+    num_logprobs: int = 0  # at most, that are in memory until the answer is written
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
     model_digest: str = ""  # of the weights that the answer has to be of; empty: any

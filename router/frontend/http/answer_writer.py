@@ -56,6 +56,11 @@ class AnswerWriters(Protocol):
         """As GenAI names it."""
         ...
 
+    @property
+    def repeats_all(self) -> bool:
+        """Whether a stream's last event says all of the answer again."""
+        ...
+
     def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
         """For one answer."""
         ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from router.frontend.http.answer_form import (
     Form,
@@ -78,6 +78,7 @@ class ChoicesWriters:
     """Implements ``AnswerWriters`` for one of the kinds of answers that have choices."""
 
     form: Form
+    repeats_all: ClassVar = False
 
     @property
     def operation(self) -> str:

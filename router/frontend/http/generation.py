@@ -23,8 +23,9 @@ from router.frontend.http.exchange import Exchange
 from router.frontend.http.merged_events import MergedEvents, OfPrompt
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
 from router.frontend.quotas import Admitted, Places
+from router.frontend.told_logprobs import MAX_LOGPROBS
 from router.generation.answer import GenerationEvent, Outlet, Summary
-from router.generation.request import GenerationRequest, TokenPrompt
+from router.generation.request import GenerationRequest, LogprobRoom, TokenPrompt
 
 _MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
 Read = Callable[[Mapping[str, object], Envelope], Asked]
@@ -90,7 +91,8 @@ class GenerationAnswers:
             await self._answer_several(exchange, asked, answered, generate, patience)
             return
         stream = EventStream[GenerationEvent](exchange, self.clock)
-        request = replace(asked.request, tenant=exchange.tenant)
+        room = self._logprob_room(asked)
+        request = replace(asked.request, tenant=exchange.tenant, logprob_room=room)
         events = generate(request, outlet=stream, is_whole=not asked.is_stream)
         async with aclosing(events):
             try:
@@ -195,9 +197,9 @@ class GenerationAnswers:
 
     async def _checked(self, exchange: Exchange, asked: Asked) -> "Sequence[_Checked]":
         """Those of all prompts, tokenised, before any costs a worker something."""
-        checked = []
+        checked, room = [], self._logprob_room(asked)
         for each in (asked, *asked.others):
-            request = replace(each.request, tenant=exchange.tenant)
+            request = replace(each.request, tenant=exchange.tenant, logprob_room=room)
             try:
                 resolved = await self.admission.check(request)
             except DiptychError as error:
@@ -205,10 +207,15 @@ class GenerationAnswers:
                 if isinstance(error, InvalidRequestError):
                     raise renamed(error, each.names) from None
                 raise
+            room = room._replace(num=room.num - resolved.num_logprobs)  # for those behind it
             prompt = TokenPrompt(resolved.shape.prompt_ids)
             request = replace(request, prompt=prompt, num_bytes=0)
             checked.append(_Checked(request, each.names, resolved.num_tokens_at_most))
         return checked
+
+    def _logprob_room(self, asked: Asked) -> LogprobRoom:
+        """For those of all prompts and choices together."""
+        return LogprobRoom(MAX_LOGPROBS, asked.is_stream and not self.writers.repeats_all)
 
     def refused(self, exchange: Exchange, error: DiptychError | RefusedError) -> None:
         """Leave the record of a request that could not be read."""

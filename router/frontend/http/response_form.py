@@ -160,6 +160,7 @@ class ResponseWriters:
     """Implements ``AnswerWriters``."""
 
     operation = "chat"
+    repeats_all = True
 
     def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
         return WholeResponse(asked, answered)

@@ -30,7 +30,9 @@ from router.frontend.http.generation import GenerationAnswers, Read
 from router.frontend.http.posted import Posted
 from router.frontend.http.response_form import ResponseWriters
 from router.frontend.http.response_request import read_response
+from router.frontend.told_logprobs import MAX_LOGPROBS
 from router.generation.answer import Delta, GenerationEvent, Outlet, Summary, Timing, Usage
+from router.generation.request import GenerationRequest, LogprobRoom
 
 ALICE = Tenant("alice")
 TOKENIZER = SimpleNamespace(text=None)
@@ -85,6 +87,41 @@ class Recording:
 
     def refused(self, reason: str, metadata: object, **rest: str | Tenant) -> None:
         self.refusals.append((reason, rest))
+
+
+class Asking:
+    """Remembers the room that there is for a request's log probabilities, and fails."""
+
+    def __init__(self) -> None:
+        self.room: LogprobRoom | None = None
+
+    async def generate(
+        self, request: GenerationRequest, **_: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.room = request.logprob_room
+        raise NoWorkerError("gone")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("read", "writers", "input_name"),
+    [
+        (read_chat, ChoicesWriters(CHAT), "messages"),
+        (read_response, ResponseWriters(), "input"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_log_probabilities_count_until_the_client_has_them(
+    read: Read, writers: AnswerWriters, input_name: str, *, is_stream: bool
+) -> None:
+    """A stream of choices has told those of the output; a response says them again at its end."""
+    said = {"model": "m", input_name: [{"role": "user", "content": "a"}], "stream": is_stream}
+    asking = Asking()
+    answers = GenerationAnswers(cast(Admission, ADMISSION), cast(Generator, asking), read, writers)
+    client = Behind(json.dumps(said).encode())
+    scope = {"type": "http", "headers": JSON}
+    await Posted(answers, ROOM)(scope, client.receive, client.send)  # type: ignore[arg-type]
+    assert asking.room == (MAX_LOGPROBS, is_stream and input_name == "messages")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +323,7 @@ class NoForm:
     """Knows no form for an answer."""
 
     operation = "chat"
+    repeats_all = False
 
     def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
         raise AssertionError

@@ -27,6 +27,7 @@ from router.frontend.http.exchange import TENANT, BodyRoom
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.posted import Posted
 from router.frontend.quotas import Admitted, Places, Quotas
+from router.frontend.told_logprobs import ToldLogprobs
 from router.generation.answer import ChoiceFinished, Delta, GenerationEvent, Summary, Usage
 from router.generation.request import GenerationRequest
 from router.request.emitted_tokens import RequestShape
@@ -51,7 +52,8 @@ class Door(Admission):
 
     async def check(self, request: GenerationRequest) -> ResolvedRequest:
         shape = RequestShape(prompt_ids=(1,), max_tokens=1)
-        return ResolvedRequest(shape=shape, sampling=SamplingParams())
+        num_logprobs = ToldLogprobs.of(request, 1).check(1)
+        return ResolvedRequest(shape=shape, sampling=SamplingParams(), num_logprobs=num_logprobs)
 
     def _check_budget(self, num_bytes: int) -> None:
         super()._check_budget(num_bytes)
@@ -287,6 +289,17 @@ async def test_all_bytes_of_the_body_count_once() -> None:
     world = World()
     client = await world.ask(40, user="x" * 1000)
     assert world.door.most_bytes == len(client.body)
+
+
+async def test_log_probabilities_of_all_prompts_have_one_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.frontend.http.generation.MAX_LOGPROBS", 20)
+    world = World()
+    assert len((await world.ask(4, prompt_logprobs=4)).told["choices"]) == 4
+    client = await world.ask(5, prompt_logprobs=4)
+    assert client.told["error"]["param"] == "prompt_logprobs"
+    assert world.answers.num_begun == 4, "no worker was asked"
 
 
 @pytest.mark.parametrize(

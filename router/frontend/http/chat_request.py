@@ -149,8 +149,6 @@ def _refuse_in_messages(messages: object) -> None:
             unserved.refuse(turn, unserved.OF_MESSAGE, path)
             if turn.get("content") is None and not turn.get("tool_calls"):
                 raise InvalidRequestError("is required", field=f"{path}.content")
-            if turn.get("name") and turn.get("role") not in ("tool", "user"):
-                raise InvalidRequestError("is not supported yet", field=f"{path}.name")
 
 
 def _read_role(role: str, path: str) -> str:

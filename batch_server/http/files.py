@@ -88,6 +88,9 @@ class FileAnswers:
             form = await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
         except HTTPException as error:
             raise InvalidRequestError(f"is no form: {error.detail}", field="body") from None
+        except UnicodeError:
+            reason = "is no form: its charset cannot be read"
+            raise InvalidRequestError(reason, field="body") from None
         try:
             file = _read_form(form)
             stored = await self._files.store(

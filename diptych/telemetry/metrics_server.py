@@ -10,8 +10,18 @@ from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 
 logger = logging.getLogger(__name__)
+
+
+def readable_accept(accept: str) -> str:
+    """An Accept header; empty, for the plain format, if it names a version that is none."""
+    try:
+        choose_encoder(accept)
+    except (TypeError, ValueError):
+        return ""
+    return accept
 
 
 class MetricsServer:
@@ -36,7 +46,12 @@ class MetricsServer:
         class Server(_Server):
             address_family = _family(host, port)
 
-        app = make_wsgi_app(registry)
+        metrics = make_wsgi_app(registry)
+
+        def app(environ: dict[str, Any], start_response: Any) -> Any:
+            accept = readable_accept(environ.get("HTTP_ACCEPT", ""))
+            return metrics({**environ, "HTTP_ACCEPT": accept}, start_response)
+
         self._server = cast(_Server, make_server(host, port, app, Server, _Handler))
         self._server.max_connections = max_connections
         self._server.silence_s, self._server.longest_s = silence_s, longest_s

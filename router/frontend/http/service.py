@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NotServedError, NoWorkerError
+from diptych.telemetry.metrics_server import readable_accept
 from router.frontend.admission import Admission
 from router.frontend.cluster_view import ClusterView
 from router.frontend.http.errors import ErrorAnswer, answer_to
@@ -81,7 +82,7 @@ class ServiceAnswers:
         """The same as the metrics port serves; one after the other, as threads are few."""
         if self._registry is None:
             raise HTTPException(404)
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        encode, kind = choose_encoder(readable_accept(request.headers.get("accept", "")))
         async with self._scraping:
             body = await asyncio.to_thread(encode, self._registry)
         return Response(body, headers={"content-type": kind})

@@ -139,6 +139,9 @@ async def test_uploads_that_are_wrong(tmp_path: Path) -> None:
         assert (await error(data={"file": "x" * 1000, **batch}))[0] == 415
         kind = {"content-type": "multipart/form-data; boundary=x"}
         assert await error(content=b"--y\r\nno form", headers=kind) == (400, invalid, "body")
+        kind = {"content-type": "multipart/form-data; boundary=x; charset=undefined"}
+        part = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nb\xff\r\n--x--\r\n'
+        assert await error(content=part, headers=kind) == (400, invalid, "body")
         expiring = {**batch, "expires_after[anchor]": "created_at"}
         assert await error(files=file, data=expiring) == (400, invalid, "expires_after")
         page = {"origin": "https://elsewhere.example"}

@@ -47,9 +47,10 @@ def is_refused(connection: socket.socket) -> bool:
     return False
 
 
-def scraped(port: int) -> str:
+def scraped(port: int, accept: str = "*/*") -> str:
     """Raises OSError."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"accept": accept})
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
         text: bytes = answer.read()
     return text.decode()
 
@@ -58,6 +59,13 @@ def test_who_asks_is_told_the_metrics() -> None:
     with served() as port:
         for _ in range(20):
             assert "\nx 3.0\n" in scraped(port)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+@pytest.mark.parametrize("version", ["abc", "1.x", "1." + "9" * 5000, "", "9.9"])
+def test_versions_that_nobody_has_are_no_failure(kind: str, version: str) -> None:
+    with served() as port:
+        assert "\nx 3.0\n" in scraped(port, f"{kind}; version={version}")
 
 
 def test_connections_over_the_bound_are_closed_and_those_below_it_served() -> None:

@@ -57,6 +57,13 @@ async def test_metrics_are_gathered_for_one_at_a_time() -> None:
     assert (slow.num_scrapes, slow.most_at_once) == (3, 1)
 
 
+async def test_a_version_that_nobody_has_gets_the_plain_format() -> None:
+    headers = [(b"accept", b"application/openmetrics-text; version=abc")]
+    request = Request({"type": "http", "headers": headers})
+    answer = await answers(CollectorRegistry()).metrics(request)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
 async def test_metrics_may_be_left_to_their_own_port() -> None:
     with pytest.raises(HTTPException) as caught:
         await answers(None).metrics(REQUEST)

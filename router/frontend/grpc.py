@@ -24,7 +24,7 @@ from router.frontend.generator import Generator
 from router.frontend.grpc_call import Call, read_message
 from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import ClusterReport
-from router.generation.request import GenerationRequest, TokenPrompt
+from router.generation.request import GenerationRequest, Prompt, TokenPrompt
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _DETOKENIZE_NAMES = {"tokens.ids": "token_ids", "tokens": "token_ids"}
@@ -100,23 +100,20 @@ class InferenceServicer:
         )
 
     async def Tokenize(self, request: bytes, context: Context) -> inference_pb2.TokenizeResponse:
-        await self._tenant(context)
+        tenant = await self._tenant(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
-        token_ids = await self._tokenize(
-            GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
-        )
+        token_ids = await self._tokenize(prompt, message.model, tenant, len(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: bytes, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        await self._tenant(context)
+        tenant = await self._tenant(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
-        asked = GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
         try:
-            token_ids = await self._tokenize(asked)
+            token_ids = await self._tokenize(prompt, message.model, tenant, len(request))
         except InvalidRequestError as error:
             raise renamed(error, _DETOKENIZE_NAMES) from None
         text = self._admission.model.tokenizer.decode(
@@ -199,8 +196,11 @@ class InferenceServicer:
         given = authorization(tuple(context.invocation_metadata() or ()))
         return await self._callers.tenant(given)
 
-    async def _tokenize(self, request: GenerationRequest) -> list[int]:
-        with self._admission.hold(request.num_bytes):
+    async def _tokenize(
+        self, prompt: Prompt, model: str, tenant: Tenant, num_bytes: int
+    ) -> list[int]:
+        request = GenerationRequest(prompt=prompt, model=model, tenant=tenant, num_bytes=num_bytes)
+        with self._admission.hold(num_bytes):
             return await self._admission.tokenize(request)
 
     def _read(self, data: bytes) -> GenerationRequest:

@@ -205,6 +205,7 @@ class PromptAnswers:
             model=work.model,
             request_id=work.request_id,
             cache_salt=work.cache_salt,
+            tenant=work.tenant,
             num_bytes=work.num_bytes,
         )
         try:

@@ -50,7 +50,7 @@ class TokenAnswers:
             unserved.refuse(content, unserved.OF_COMPLETION)
             prompt = read_prompt(content.get("prompt"), self.admission.max_model_len)
         with self.admission.hold(len(data)):
-            token_ids = await self._tokenize(content, prompt, len(data), names)
+            token_ids = await self._tokenize(exchange, content, prompt, len(data), names)
             await exchange.send_json(
                 {
                     "count": len(token_ids),
@@ -67,7 +67,7 @@ class TokenAnswers:
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
         with self.admission.hold(len(data)):
-            token_ids = await self._tokenize(content, prompt, len(data), _TOKENS_NAMES)
+            token_ids = await self._tokenize(exchange, content, prompt, len(data), _TOKENS_NAMES)
             text = self.admission.model.tokenizer.decode(
                 token_ids, skip_special=body.skip_special_tokens
             )
@@ -75,13 +75,16 @@ class TokenAnswers:
 
     async def _tokenize(
         self,
+        exchange: Exchange,
         content: Mapping[str, object],
         prompt: Prompt,
         num_bytes: int,
         names: Mapping[str, str],
     ) -> list[int]:
         body = validated(_Body, content)
-        request = GenerationRequest(prompt=prompt, model=body.model or "", num_bytes=num_bytes)
+        request = GenerationRequest(
+            prompt=prompt, model=body.model or "", tenant=exchange.tenant, num_bytes=num_bytes
+        )
         try:
             return await self.admission.tokenize(request)
         except InvalidRequestError as error:

@@ -42,6 +42,7 @@ class FakeAdmission:
         self.model = SimpleNamespace(name="m", tokenizer=None, pooling=None, vector_size=4)
         self.classes = ClassesSettings()
         self.read: list[TextPrompt] = []
+        self.tenants: set[Tenant] = set()
 
     @contextmanager
     def hold(self, num_bytes: int) -> Iterator[None]:
@@ -55,6 +56,7 @@ class FakeAdmission:
 
     async def tokenize(self, request: GenerationRequest) -> list[int]:
         prompt = request.prompt
+        self.tenants.add(request.tenant)
         if isinstance(prompt, TokenPrompt):
             return list(prompt.token_ids)
         assert isinstance(prompt, TextPrompt)
@@ -124,6 +126,13 @@ def score(prompt: str | None, *continuations: str) -> ScoreRequest:
 def embed(*texts: str, dimensions: int | None = None) -> EmbedRequest:
     inputs = [TextPrompt(text) for text in texts]
     return EmbedRequest(inputs=inputs, dimensions=dimensions, tenant=TENANT, num_bytes=9)
+
+
+async def test_texts_are_tokenised_in_their_tenants_turn() -> None:
+    rig = Rig()
+    await rig.score(score("ab", "c"))
+    await rig.embed(embed("a"))
+    assert rig.admission.tenants == {TENANT}
 
 
 async def test_of_each_continuation_its_own_tokens_are_told() -> None:

@@ -1,0 +1,99 @@
+"""Whoever has a text tokenised is a tenant: by turns of tenants they come to it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from diptych.rpc.server import Context
+from diptych.tenant import Tenant
+from diptych.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
+from router.frontend.admission import Admission
+from router.frontend.cluster_view import ClusterView
+from router.frontend.generator import Generator
+from router.frontend.grpc import InferenceServicer
+from router.frontend.http.exchange import TENANT, BodyRoom
+from router.frontend.http.posted import Posted
+from router.frontend.http.tokens import TokenAnswers
+from router.frontend.prompt_answers import PromptAnswers
+from router.generation.request import GenerationRequest
+
+ALICE = Tenant("alice")
+
+
+class Door:
+    """Remembers for whom it tokenised."""
+
+    max_model_len = 100
+    model = SimpleNamespace(
+        tokenizer=SimpleNamespace(decode=lambda token_ids, skip_special: "a"),
+    )
+
+    def __init__(self) -> None:
+        self.tenants: list[Tenant] = []
+
+    @contextmanager
+    def hold(self, num_bytes: int) -> Iterator[None]:
+        yield
+
+    async def tokenize(self, request: GenerationRequest) -> list[int]:
+        self.tenants.append(request.tenant)
+        return [1]
+
+
+class Callers:
+    """All are Alice."""
+
+    async def tenant(self, authorization: str | None) -> Tenant:
+        return ALICE
+
+    async def run(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("tokenize", {"prompt": "a"}),
+        ("tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+        ("detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_over_http(path: str, said: dict[str, object]) -> None:
+    door = Door()
+    bodies: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(said).encode()}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not bodies:
+            await asyncio.Event().wait()
+        return bodies.pop()
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    answers = Posted(getattr(TokenAnswers(cast(Admission, door)), path), BodyRoom(100, 100, 9.0))
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "headers": headers, TENANT: ALICE}
+    await answers(scope, receive, send)
+    assert sent[0]["status"] == 200
+    assert door.tenants == [ALICE]
+
+
+async def test_over_grpc() -> None:
+    door, nothing = Door(), SimpleNamespace()
+    servicer = InferenceServicer(
+        cast(Admission, door),
+        cast(Generator, nothing),
+        cast(PromptAnswers, nothing),
+        Callers(),
+        cast(ClusterView, nothing),
+        max_request_bytes=100,
+    )
+    context = cast(Context, SimpleNamespace(invocation_metadata=tuple))
+    await servicer.Tokenize(TokenizeRequest(text="a").SerializeToString(), context)
+    await servicer.Detokenize(DetokenizeRequest(token_ids=[1]).SerializeToString(), context)
+    assert door.tenants == [ALICE, ALICE]

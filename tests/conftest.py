@@ -17,6 +17,10 @@ from tests.golden import models
 # else it spins in place of one that has. Read once, as torch is loaded, which is later.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A busy machine makes no example fail: what an example takes is nowhere bounded.
+settings.register_profile("default", deadline=None)
+if settings.get_current_profile_name() == "default":  # else it is CI's, which has none either
+    settings.load_profile("default")
 # ``--hypothesis-profile long``: searches take hours instead of seconds.
 LONG = "long"
 LONG_S = 7200.0  # a test may take, if it does not say it itself

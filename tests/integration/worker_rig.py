@@ -4,7 +4,16 @@ import asyncio
 import itertools
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +53,11 @@ PATIENCE_S = 6.0  # with a worker that is ready
 HELD = ("running", "reserved", "leased", "quarantined")
 Settings = Mapping[str, Any]
 INLINE = TransferConfig(transports=("inline",))
+ROUTER = "router"  # the incarnation of a test's only one
 
-_ids = itertools.count(1)
+_port_files = itertools.count(1)
+# Of what each router asks for: two have the same ones, as in service.
+_sequence_ids: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 _untyped: Any = grpc.aio  # the stubs lack it
 EOF = _untyped.EOF
 
@@ -184,7 +196,7 @@ async def soft_worker(
 def _common(model: Path, port_file: Path) -> dict[str, Any]:
     return {
         "model": str(model),
-        "port_file": port_file.with_name(f"{next(_ids)}-{port_file.name}"),
+        "port_file": port_file.with_name(f"{next(_port_files)}-{port_file.name}"),
         "metrics_port": 0,
         "num_threads": 1,
     }
@@ -212,7 +224,7 @@ class Lease:
     """One Prefill stream, as a router drives it."""
 
     def __init__(self, worker: Worker) -> None:
-        self.sequence_id = next(_ids)
+        self.sequence_id = next(_sequence_ids[ROUTER])
         self._grants = itertools.count(1)
         self._unread: list[prefill_pb2.PrefillEvent] = []
         stub: Any = prefill_pb2_grpc.PrefillStub(worker.channel)
@@ -228,7 +240,7 @@ class Lease:
         payer: bytes = b"",
     ) -> None:
         start = prefill_pb2.PrefillStart(
-            router_incarnation="router",
+            router_incarnation=ROUTER,
             sequence_id=self.sequence_id,
             request_id="r",
             spec=spec(token_ids, max_tokens=max_tokens, margins=margins),
@@ -301,7 +313,7 @@ class Router:
     def __init__(
         self,
         worker: Worker,
-        incarnation: str = "router",
+        incarnation: str = ROUTER,
         channel: grpc.aio.Channel | None = None,
     ) -> None:
         self.incarnation = incarnation
@@ -346,7 +358,7 @@ class Router:
         to_pull: bool = False,
     ) -> int:
         """Send Reserve; the sequence id."""
-        sequence_id = next(_ids)
+        sequence_id = next(_sequence_ids[self.incarnation])
         self.said[sequence_id] = Said()
         asked = spec(token_ids, max_tokens=max_tokens, num_output=num_output, margins=True)
         await self.send(

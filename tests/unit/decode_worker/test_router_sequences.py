@@ -6,6 +6,7 @@ an abandoned or failed pull may leave reads that write into its blocks until the
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
 from decode_worker.held_sequence import Phase
+from decode_worker.outbox import NewToken
 from decode_worker.router_sequences import Fallback, RouterSequences
 from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -30,6 +32,8 @@ from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.pull_machine import PullRequest, PullResult
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 12, 32, 16
+MAX_STEPS = 100  # until all that a worker holds has ended
+SELDOM = st.sampled_from([False] * 7 + [True])
 
 
 @dataclass
@@ -156,7 +160,7 @@ class RouterSequencesMachine(RuleBasedStateMachine):
         super().__init__()
         self.rig = Rig()
         self.routers = [self.rig.sequences("a"), self.rig.sequences("b")]
-        self.next_id = 1
+        self.next_ids = [count(1), count(1)]  # each router's own: they are the same numbers
         self.log: dict[tuple[int, int], list[str]] = {}
         self.known: dict[tuple[int, int], int] = {}  # tokens the router has of it
         self.cached: dict[tuple[int, int], int] = {}
@@ -194,15 +198,22 @@ class RouterSequencesMachine(RuleBasedStateMachine):
         self.log[key].append(what)
 
     def pick(self, data: st.DataObject) -> tuple[int, int]:
-        return data.draw(st.sampled_from(sorted(self.log)))
+        """Mostly one that has not ended."""
+        held = [key for key, said in self.log.items() if "ended" not in said]
+        is_any = data.draw(SELDOM) or not held
+        return data.draw(st.sampled_from(sorted(self.log if is_any else held)))
 
-    @rule(router=st.integers(0, 1), num=st.integers(1, 24), seed=st.integers(0, 2))
-    def reserve(self, router: int, num: int, seed: int) -> None:
-        key = (router, self.next_id)
-        self.next_id += 1
-        self.log[key], self.known[key] = [], num
-        self.act(router, self.routers[router].reserve(reserve(key[1], num, seed=seed)))
-        assert self.log[key] in (["reserved"], ["ended"])
+    @rule(
+        routers=st.sampled_from([[0], [1], [0, 1], [1, 0]]),
+        num=st.integers(1, 24),
+        seed=st.integers(0, 2),
+    )
+    def reserve(self, routers: list[int], num: int, seed: int) -> None:
+        for router in routers:
+            key = (router, next(self.next_ids[router]))
+            self.log[key], self.known[key] = [], num
+            self.act(router, self.routers[router].reserve(reserve(key[1], num, seed=seed)))
+            assert self.log[key] in (["reserved"], ["ended"])
 
     @precondition(lambda self: self.log)
     @rule(data=st.data())
@@ -236,7 +247,11 @@ class RouterSequencesMachine(RuleBasedStateMachine):
             assert self.log[key][-1] == "pull_failed"
 
     @precondition(lambda self: self.log)
-    @rule(data=st.data(), num_emitted=st.integers(0, 2), compute_missing=st.booleans())
+    @rule(
+        data=st.data(),
+        num_emitted=st.integers(0, 2),
+        compute_missing=st.sampled_from([True, True, True, False]),
+    )
     def start(self, data: st.DataObject, num_emitted: int, compute_missing: bool) -> None:
         router, sequence_id = key = self.pick(data)
         sequences = self.routers[router]
@@ -254,8 +269,10 @@ class RouterSequencesMachine(RuleBasedStateMachine):
             assert sequences.phase_of(sequence_id) is Phase.RUNNING
 
     @precondition(lambda self: self.log)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_done=SELDOM)
+    def release(self, data: st.DataObject, is_done: bool) -> None:
+        if not is_done:
+            return
         router, sequence_id = key = self.pick(data)
         self.act(router, self.routers[router].release(sequence_id))
         assert self.log[key][-1] == "ended"
@@ -269,13 +286,16 @@ class RouterSequencesMachine(RuleBasedStateMachine):
     def reads_end(self) -> None:
         self.rig.end_reads()
 
-    @rule()
-    def step(self) -> None:
-        for sequences, decided in self.rig.step(self.routers):
-            self.act(self.routers.index(sequences), decided)
+    @rule(num_steps=st.integers(1, 4))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for sequences, decided in self.rig.step(self.routers):
+                self.act(self.routers.index(sequences), decided)
 
-    @rule(router=st.integers(0, 1))
-    def stream_breaks(self, router: int) -> None:
+    @rule(router=st.integers(0, 1), breaks=SELDOM)
+    def stream_breaks(self, router: int, breaks: bool) -> None:
+        if not breaks:
+            return
         self.act(router, self.routers[router].release_all())
         assert len(self.routers[router]) == 0
         self.routers[router] = self.rig.sequences("ab"[router])
@@ -300,16 +320,25 @@ class RouterSequencesMachine(RuleBasedStateMachine):
             assert counts.running == counts.reserved == counts.leased == 0
             assert counts.quarantined == len(self.rig.unfinished)
 
+    def run_to_the_end(self) -> None:
+        """All that is held gets its tokens: each router those of its own sequences."""
+        self.rig.end_reads()
+        for router, sequence_id in sorted(self.log):
+            start = decode_pb2.Start(sequence_id=sequence_id, compute_missing=True)
+            self.act(router, self.routers[router].start(start))
+        for _ in range(MAX_STEPS):
+            self.step(1)
+        assert not any(map(len, self.routers)), "no end in sight"
+
     def teardown(self) -> None:
-        for sequences in self.routers:
-            sequences.release_all()
+        self.run_to_the_end()
         self.rig.end_reads()
         counts = self.rig.pool.counts()
         assert counts.free + counts.cached == counts.total
 
 
 TestRouterSequences = RouterSequencesMachine.TestCase
-TestRouterSequences.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRouterSequences.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def failure_of(decided: list[Action]) -> DiptychError | str:
@@ -333,6 +362,20 @@ def test_a_released_pull_is_stopped_first() -> None:
     assert rig.pool.counts().quarantined == 2
     rig.end_reads()
     assert rig.pool.counts().free == NUM_BLOCKS
+
+
+def test_a_step_gives_each_router_the_tokens_of_its_own_sequence() -> None:
+    """Every router counts from 1: two have sequences of one id."""
+    rig = Rig()
+    routers = [rig.sequences("a"), rig.sequences("b")]
+    for sequences, num_tokens in zip(routers, (3, 5), strict=True):
+        sequences.reserve(reserve(1, num_tokens))
+        sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    sent = [decided for _, decided in rig.step(routers)]
+    assert sent == [
+        [SendTokens((NewToken(1, 3, 3, None),))],
+        [SendTokens((NewToken(1, 5, 5, None),))],
+    ]
 
 
 def test_an_older_bind_is_ignored_and_a_newer_replaces() -> None:

@@ -22,7 +22,7 @@ from diptych.errors import (
 from diptych.v1 import inference_pb2, worker_pb2
 from tests import metrics
 from tests.call import generate, token_request
-from tests.integration.fake_workers import FakeDecode, FakeWorker
+from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker
 from tests.integration.router_rig import (
     EVENTUALLY_S,
     PROMPT,
@@ -251,26 +251,34 @@ async def test_no_worker_at_all(wide_model: Path) -> None:
 
 async def test_draining_worker_gets_nothing_new(wide_model: Path) -> None:
     async with running(wide_model, 1, 2) as cluster:
-        cluster.decode[0].state = worker_pb2.SERVING_STATE_DRAINING
+        draining = await cluster.preferred("decode")
+        draining.state = worker_pb2.SERVING_STATE_DRAINING
         await asyncio.sleep(0.1)
+        draining.specs.clear()
         for _ in range(3):
             await cluster.generate()
-        assert cluster.decode[0].specs == []
+        assert draining.specs == []
 
 
 async def test_worker_of_another_model_gets_nothing(wide_model: Path) -> None:
     async with running(wide_model, 1, 2) as cluster:
-        cluster.decode[1].model_digest = "another"
+        other = await cluster.preferred("decode")
+        other.model_digest = "another"
         await asyncio.sleep(0.2)
+        other.specs.clear()
         for _ in range(3):
             await cluster.generate()
-        assert cluster.decode[1].specs == []
+        assert other.specs == []
 
 
 async def test_restarted_prefill_behind_a_lease_is_noticed(wide_model: Path) -> None:
     async with running(wide_model, 2, 1) as cluster:
-        liar = cluster.prefill[0]
+        liar = await cluster.preferred("prefill")
+        assert isinstance(liar, FakePrefill)
+        (other,) = (worker for worker in cluster.prefill if worker is not liar)
         liar.accepts_as = "somebody else"
+        liar.specs.clear()
         for _ in range(3):
             assert await cluster.generate()
-        assert cluster.prefill[1].specs
+        assert liar.specs, "it was asked, and what it said was noticed"
+        assert len(other.specs) == 3

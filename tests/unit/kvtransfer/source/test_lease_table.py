@@ -1,5 +1,8 @@
 """LeaseTable confirms a pull only if lease, grant, blocks, coverage and bytes are unbroken."""
 
+from collections import Counter
+from typing import ClassVar
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,7 +10,9 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from diptych.errors import (
@@ -18,12 +23,16 @@ from diptych.errors import (
     TicketInvalidError,
 )
 from kvtransfer.digest import block_digest, combined_digest
+from kvtransfer.source import lease_table
 from kvtransfer.source.lease_record import AnnouncedRange, Grant, Lease, LeaseState
 from kvtransfer.source.lease_table import LeaseTable
+from tests import notes
 
 BLOCK_SIZE = 4
 DIGEST = b"p" * 16
 READERS = ["r0", "r1"]
+UNKNOWN = b"?" * 16  # a ticket of which nobody knows
+SELDOM = st.sampled_from([False] * 9 + [True])
 
 
 class Blocks:
@@ -58,6 +67,8 @@ def deliver(leases: LeaseTable, blocks: Blocks, index: int = 0) -> None:
 class LeaseMachine(RuleBasedStateMachine):
     """A model of one reader's rights next to the real table."""
 
+    met: ClassVar[Counter[str]] = Counter()  # what has happened, of all runs
+
     @initialize(num_tokens=st.integers(1, 30))
     def start(self, num_tokens: int) -> None:
         self.blocks = Blocks()
@@ -67,9 +78,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.opened = [self.blocks.content(i) for i in self.block_ids]
         self.leases.open("lease", self.block_ids, num_tokens, DIGEST)
         self.closed = False
-        self.reused = False
-        self.num_tickets = 0
         self.announced = 0
+        self.issued: list[tuple[bytes, str]] = []  # tickets, and to whom
         self.valid: tuple[bytes, str] | None = None
         self.grants: list[tuple[Grant, bytes, int]] = []  # admitted, its ticket, first token
 
@@ -81,26 +91,40 @@ class LeaseMachine(RuleBasedStateMachine):
             reached = self.num_tokens if upto >= self.num_tokens else whole
             self.announced = max(self.announced, reached)
 
+    @precondition(lambda self: self.blocks.pending)
     @rule(data=st.data())
     def digests_come(self, data: st.DataObject) -> None:
-        if self.blocks.pending:
-            index = data.draw(st.integers(0, len(self.blocks.pending) - 1))
-            deliver(self.leases, self.blocks, index)
+        index = data.draw(st.integers(0, len(self.blocks.pending) - 1))
+        deliver(self.leases, self.blocks, index)
 
     @rule(reader=st.sampled_from(READERS))
     def grant(self, reader: str) -> None:
-        self.num_tickets += 1
-        ticket = self.num_tickets.to_bytes(16, "little")
+        ticket = len(self.issued).to_bytes(16, "little")
         if self.closed:
             with pytest.raises(LeaseExpiredError):
                 self.leases.grant("lease", ticket, reader)
         else:
             self.leases.grant("lease", ticket, reader)
             self.valid = (ticket, reader)
+            self.issued.append(self.valid)
 
-    @rule(number=st.integers(0, 5), reader=st.sampled_from(READERS), block=st.integers(0, 8))
-    def admit(self, number: int, reader: str, block: int) -> None:
-        ticket, first = number.to_bytes(16, "little"), block * BLOCK_SIZE
+    @precondition(lambda self: self.issued)
+    @rule(data=st.data(), reader=st.sampled_from(READERS))
+    def grant_again(self, data: st.DataObject, reader: str) -> None:
+        """A ticket is good for one grant, however that has ended."""
+        ticket, _ = data.draw(st.sampled_from(self.issued))
+        with pytest.raises(LeaseExpiredError if self.closed else InvalidRequestError):
+            self.leases.grant("lease", ticket, reader)
+
+    @precondition(lambda self: self.issued)
+    @rule(data=st.data(), is_other=SELDOM)
+    def admit(self, data: st.DataObject, is_other: bool) -> None:
+        """Mostly who holds the last ticket."""
+        ticket, reader = self.issued[-1]
+        if is_other:
+            ticket = data.draw(st.sampled_from([*(each for each, _ in self.issued), UNKNOWN]))
+            reader = data.draw(st.sampled_from(READERS))
+        first = data.draw(st.integers(0, len(self.block_ids))) * BLOCK_SIZE
         try:
             grant = self.leases.admit(ticket, reader, first)
         except InvalidRequestError:
@@ -111,45 +135,66 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.valid == (ticket, reader)
             assert not self.closed
             self.grants.append((grant, ticket, first))
+            self.met["admitted"] += 1
 
-    @rule(block=st.integers(0, 7))
-    def reuse_a_block(self, block: int) -> None:
-        self.blocks.generations[block] += 1
-        self.reused = True
+    @rule(block=st.integers(0, 7), is_broken=SELDOM)
+    def reuse_a_block(self, block: int, is_broken: bool) -> None:
+        self.blocks.generations[block] += is_broken
 
-    @rule()
-    def close(self) -> None:
-        self.leases.close("lease")
-        self.closed = True
-        self.valid = None
+    @rule(ends=SELDOM)
+    def close(self, ends: bool) -> None:
+        if ends:
+            self.leases.close("lease")
+            self.closed = True
+            self.valid = None
 
-    @rule(data=st.data(), cut=st.integers(-1, 1), honest=st.booleans())
-    def confirm(self, data: st.DataObject, cut: int, honest: bool) -> None:
-        if not self.grants:
-            return
-        grant, ticket, first = data.draw(st.sampled_from(self.grants))
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), cut=st.sampled_from([0, 0, 0, -1, 1]), lies=SELDOM)
+    def confirm(self, data: st.DataObject, cut: int, lies: bool) -> None:
+        self.confirm_one(*data.draw(st.sampled_from(self.grants)), cut, lies)
+
+    def confirm_one(self, grant: Grant, ticket: bytes, first: int, cut: int, lies: bool) -> None:
+        """Confirmed if all that it has to be is so, and only then."""
         contents = self.opened[first // BLOCK_SIZE :]
         digests = [block_digest(content) for content in contents]
-        digest = combined_digest(digests if honest else digests[:-1])
-        num_tokens = self.num_tokens - first + cut
-        may = (
-            not self.closed
-            and self.valid is not None
-            and self.valid[0] == ticket
-            and self.announced == self.num_tokens
-            and cut == 0
-            and honest
-        )
+        current = [self.blocks.content(i) for i in self.block_ids[first // BLOCK_SIZE :]]
+        is_granted = self.valid is not None and self.valid[0] == ticket
+        is_whole = self.announced == self.num_tokens and not self.blocks.pending
         try:
-            self.leases.confirm(grant, first, num_tokens, digest)
-        except (TicketInvalidError, LeaseExpiredError):
-            assert self.closed or self.valid is None or self.valid[0] != ticket
+            digest = combined_digest(digests[:-1] if lies else digests)
+            self.leases.confirm(grant, first, self.num_tokens - first + cut, digest)
+        except LeaseExpiredError:
+            assert self.closed
+        except TicketInvalidError:
+            assert not is_granted
         except KVUnprovenError:
-            pass
+            assert is_granted
+            assert cut or lies or not is_whole or current != contents
+            self.met["unproven"] += 1
         else:
-            assert may
-            current = [self.blocks.content(i) for i in self.block_ids[first // BLOCK_SIZE :]]
+            assert is_granted
+            assert is_whole
+            assert not cut
+            assert not lies
             assert current == contents
+            self.met["confirmed"] += 1
+
+    def teardown(self) -> None:
+        """Every reader asks, and one more that is let in last, before all is there and then."""
+        if not hasattr(self, "leases"):
+            return
+        if not self.closed:
+            self.grant(READERS[0])
+            ticket, reader = self.issued[-1]
+            self.grants.append((self.leases.admit(ticket, reader, 0), ticket, 0))
+            self.confirm_one(*self.grants[-1], cut=0, lies=False)
+        self.announce(self.num_tokens)
+        while self.blocks.pending:
+            deliver(self.leases, self.blocks)
+        for admitted in self.grants:
+            self.confirm_one(*admitted, cut=-1, lies=False)
+            self.confirm_one(*admitted, cut=0, lies=True)
+            self.confirm_one(*admitted, cut=0, lies=False)
 
     @invariant()
     def ready_ranges_are_contiguous_and_digested(self) -> None:
@@ -174,8 +219,15 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leases.num_grants == (self.valid is not None)
 
 
-TestLeases = LeaseMachine.TestCase
-TestLeases.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+def test_exactly_unbroken_pulls_are_confirmed_whatever_comes_in_whatever_order(
+    note: notes.Note,
+) -> None:
+    LeaseMachine.met.clear()
+    search = settings(max_examples=100, stateful_step_count=30)
+    run_state_machine_as_test(LeaseMachine, settings=search)
+    met = {event: LeaseMachine.met[event] for event in ("admitted", "unproven", "confirmed")}
+    note(f"leases: {met}")
+    assert all(met.values()), met
 
 
 def opened(num_tokens: int = 10) -> tuple[LeaseTable, Blocks, Grant]:
@@ -234,6 +286,10 @@ def test_a_reused_block_is_never_confirmed() -> None:
 
 def test_without_digests_the_rest_is_still_checked() -> None:
     leases, blocks, grant = opened()
+    leases.announce("lease", 4)
+    leases.add_digests(*blocks.pending.pop(), ())
+    with pytest.raises(KVUnprovenError):
+        leases.confirm(grant, 0, 10, b"")
     leases.announce("lease", 10)
     leases.add_digests(*blocks.pending.pop(), ())
     leases.confirm(grant, 0, 10, b"")
@@ -259,6 +315,19 @@ def test_the_reason_tells_an_ended_lease_from_a_revoked_ticket() -> None:
         leases.admit(b"t" * 16, "reader", 0)
 
 
+def test_of_the_tickets_that_ended_the_oldest_are_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_table, "MAX_ENDED_TICKETS", 1)
+    leases, _, _ = opened()
+    leases.grant("lease", b"u" * 16, "reader")
+    leases.close("lease")
+    with pytest.raises(LeaseExpiredError):
+        leases.admit(b"u" * 16, "reader", 0)
+    with pytest.raises(TicketInvalidError):
+        leases.admit(b"t" * 16, "reader", 0)
+
+
 def test_bad_arguments_are_refused() -> None:
     leases, _, _ = opened()
     with pytest.raises(ValueError, match="is open"):
@@ -271,6 +340,9 @@ def test_bad_arguments_are_refused() -> None:
         leases.grant("lease", b"t" * 16, "reader")
     with pytest.raises(InvalidRequestError, match="first_token"):
         leases.admit(b"t" * 16, "reader", 3)
+    leases.grant("lease", b"u" * 16, "reader")
+    with pytest.raises(InvalidRequestError, match="used before"):
+        leases.grant("lease", b"t" * 16, "reader")
 
 
 def test_digests_that_come_after_the_end_are_dropped() -> None:

@@ -1,33 +1,53 @@
 """PullMachine proves a pull only after every block was announced, landed, and confirmed."""
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from diptych.v1 import decode_pb2, kv_source_pb2
 from kvtransfer.digest import Coverage, block_digest, combined_digest
-from kvtransfer.reader.pull_machine import DigestChecks, PullError, PullMachine, PullState
+from kvtransfer.reader.pull_machine import (
+    DigestChecks,
+    PlannedRead,
+    PullError,
+    PullMachine,
+    PullState,
+)
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 10
 LOCAL = tuple(range(100, 120))
 PROMPT = b"p" * 16
+SELDOM = st.sampled_from([False] * 9 + [True])
+OF_RANGES = ["gap", "last", "digests", "repeat", "blocks"]
+WRONG = ["", "opening", *OF_RANGES, "corrupt", "unasked", "order", "leaving"]
 
 
 def digest(block: int) -> bytes:
     return block_digest(f"block {block}".encode())
 
 
-def machine(first: int = 0, end: int = 11, check_digests: bool = True) -> PullMachine:
+def machine(
+    first: int = 0, end: int = 11, check_digests: bool = True, local: tuple[int, ...] = LOCAL
+) -> PullMachine:
     """One that has asked its source."""
     pull = PullMachine(
         first_token=first,
         end_token=end,
         prompt_digest=PROMPT,
-        local_block_ids=LOCAL,
+        local_block_ids=local,
         block_size=BLOCK_SIZE,
         num_bytes_of=lambda index: BLOCK_BYTES,
         checks=DigestChecks(each_block=check_digests, in_confirm=check_digests),
@@ -54,7 +74,10 @@ def announcement(first: int, end: int, last: bool) -> kv_source_pb2.Range:
 
 
 class PullStateMachine(RuleBasedStateMachine):
-    """Messages in any order, right and wrong ones; the model keeps what truly happened."""
+    """Messages in any order, and one kind of wrong ones; the model keeps what truly happened."""
+
+    wrong: ClassVar[str]  # what goes wrong
+    met: ClassVar[Counter[PullState]]  # how pulls ended, of all runs
 
     @initialize(blocks=st.integers(1, 6), tail=st.integers(0, 3), skip=st.integers(0, 2))
     def start(self, blocks: int, tail: int, skip: int) -> None:
@@ -67,35 +90,51 @@ class PullStateMachine(RuleBasedStateMachine):
         self.spoiled = False  # something wrong was fed in
         self.asked = False
 
-    def feed(self, good: bool, error: PullError | None) -> None:
-        """Wrong input is refused for good; right input never is."""
-        if error is None:
-            assert good
-            assert not self.spoiled
-            return
-        assert not good or self.spoiled
-        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-        self.spoiled = True
+    @property
+    def may_announce(self) -> bool:
+        return self.pull.state is PullState.READING and self.announced < self.end
 
-    @rule(right=st.booleans())
-    def opened(self, right: bool) -> None:
-        good = right and self.pull.state is PullState.OPENING
-        try:
-            self.pull.opened(opening(self.end if right else self.end + 1))
-        except PullError as error:
-            self.feed(good, error)
-        else:
-            self.feed(good, None)
+    def feed(self, good: bool, tell: Callable[[], object]) -> bool:
+        """Wrong input is refused, and ends the pull; right input never is. Whether it was taken."""
+        if good:
+            tell()
+            return True
+        with pytest.raises(PullError) as refused:
+            tell()
+        assert refused.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+        self.spoiled = self.pull.state is not PullState.PROVEN
+        return False
 
-    @rule(
-        num_blocks=st.integers(1, 3),
-        wrong=st.sampled_from(["", "", "", "gap", "last", "digests", "repeat", "blocks"]),
-    )
-    def range_comes(self, num_blocks: int, wrong: str) -> None:
+    @rule(spoils=SELDOM)
+    def opened(self, spoils: bool) -> None:
+        bad = spoils and self.wrong == "opening"
+        if self.pull.state is PullState.OPENING:
+            self.feed(not bad, lambda: self.pull.opened(opening(self.end + bad)))
+
+    def next_range(self, num_blocks: int) -> kv_source_pb2.Range:
         end = min(self.announced + num_blocks * BLOCK_SIZE, self.end)
-        message = announcement(self.announced, max(end, self.announced), end == self.end)
-        good = self.pull.state is PullState.READING and self.announced < self.end and not wrong
-        match wrong:
+        return announcement(self.announced, end, end == self.end)
+
+    @rule(num_blocks=st.integers(1, 3), spoils=SELDOM)
+    def range_comes(self, num_blocks: int, spoils: bool) -> None:
+        if not self.may_announce:
+            return
+        message = self.next_range(num_blocks)
+        if spoils:
+            self.spoil(message)
+        good, planned = message == self.next_range(num_blocks), list[PlannedRead]()
+        if not self.feed(good, lambda: planned.extend(self.pull.announced(message))):
+            return
+        (read,) = planned
+        assert read.first_block == (self.announced - self.first) // BLOCK_SIZE
+        assert read.source_block_ids == tuple(message.block_ids)
+        past = read.first_block + len(read.source_block_ids)
+        assert read.local_block_ids == LOCAL[read.first_block : past]
+        self.unlanded.append((read.first_block, len(read.local_block_ids)))
+        self.announced += message.num_tokens
+
+    def spoil(self, message: kv_source_pb2.Range) -> None:
+        match self.wrong:
             case "gap":
                 message.first_token += BLOCK_SIZE
             case "last":
@@ -103,78 +142,95 @@ class PullStateMachine(RuleBasedStateMachine):
             case "digests":
                 del message.digests[:]
                 message.digests.append(b"short")
-            case "repeat":
-                message.block_ids.append(50)
-                message.block_ids.append(50)
+            case "repeat":  # the first block of all, unless that is it
+                message.block_ids[-1] = 50 + self.first // BLOCK_SIZE
             case "blocks":
                 del message.block_ids[:]
-        try:
-            (planned,) = self.pull.announced(message)
-        except PullError as error:
-            self.feed(good, error)
-            return
-        self.feed(good, None)
-        assert planned.first_block == (self.announced - self.first) // BLOCK_SIZE
-        assert planned.source_block_ids == tuple(message.block_ids)
-        past = planned.first_block + len(planned.source_block_ids)
-        assert planned.local_block_ids == LOCAL[planned.first_block : past]
-        self.unlanded.append((planned.first_block, len(planned.local_block_ids)))
-        self.announced = end
 
-    @precondition(lambda self: self.unlanded)
-    @rule(data=st.data(), corrupt=st.sampled_from([False, False, False, True]))
-    def something_lands(self, data: st.DataObject, corrupt: bool) -> None:
+    @rule(data=st.data(), spoils=SELDOM)
+    def something_lands(self, data: st.DataObject, spoils: bool) -> None:
         """In any order; each announced run may land in one piece or two."""
-        run = data.draw(st.sampled_from(self.unlanded))
+        if self.unlanded and not self.spoiled:
+            run = data.draw(st.sampled_from(self.unlanded))
+            self.land(run, data.draw(st.integers(1, run[1])), spoils=spoils)
+
+    def land(self, run: tuple[int, int], part: int, *, spoils: bool) -> None:
         first, num_blocks = run
-        part = data.draw(st.integers(1, num_blocks))
         self.unlanded.remove(run)
         if part < num_blocks:
             self.unlanded.append((first + part, num_blocks - part))
         offset = self.first // BLOCK_SIZE
         digests = [digest(offset + block) for block in range(first, first + part)]
+        corrupt = spoils and self.wrong == "corrupt"
         if corrupt:
             digests[-1] = b"x" * 16
-        good = self.pull.state is PullState.READING and not corrupt
-        try:
-            question = self.pull.landed(first, part, tuple(digests))
-        except PullError as error:
-            self.feed(good, error)
+        asked = list[kv_source_pb2.Confirm | None]()
+        if not self.feed(
+            not corrupt, lambda: asked.append(self.pull.landed(first, part, tuple(digests)))
+        ):
             return
-        self.feed(good, None)
         self.num_landed += part
-        whole = self.num_landed == self.pull.num_blocks
-        assert (question is not None) == whole
+        (question,) = asked
+        assert (question is not None) == (self.num_landed == self.pull.num_blocks)
         if question is not None:
             self.asked = True
             blocks = range(offset, offset + self.pull.num_blocks)
             assert question.num_tokens == self.end - self.first
             assert question.digest == combined_digest(digest(block) for block in blocks)
 
-    @rule(first=st.integers(0, 8))
-    def something_lands_unasked(self, first: int) -> None:
-        if any(begin <= first < begin + count for begin, count in self.unlanded):
-            return
-        with pytest.raises(PullError):
-            self.pull.landed(first, 1, (digest(first),))
-        self.spoiled = True
+    @rule(first=st.integers(0, 8), happens=SELDOM)
+    def something_lands_unasked(self, first: int, happens: bool) -> None:
+        is_asked = any(begin <= first < begin + num for begin, num in self.unlanded)
+        if happens and self.wrong == "unasked" and not is_asked:
+            block = self.first // BLOCK_SIZE + first
+            self.feed(False, lambda: self.pull.landed(first, 1, (digest(block),)))
 
     @rule()
     def confirmed(self) -> None:
-        good = self.pull.state is PullState.CONFIRMING
-        try:
-            self.pull.confirmed()
-        except PullError as error:
-            self.feed(good, error)
-        else:
-            self.feed(good, None)
+        if self.pull.state is PullState.CONFIRMING:
+            self.feed(True, self.pull.confirmed)
 
-    @rule()
-    def the_shell_gives_up(self) -> None:
+    @rule(what=st.sampled_from(["opened", "announced", "confirmed"]), happens=SELDOM)
+    def something_comes_out_of_order(self, what: str, happens: bool) -> None:
+        state = self.pull.state
+        if not happens or not (self.wrong == "order" or self.spoiled):
+            return
+        if what == "opened" and state is not PullState.OPENING:
+            self.feed(False, lambda: self.pull.opened(opening(self.end)))
+        elif what == "announced" and not self.may_announce:
+            self.feed(False, lambda: self.pull.announced(self.next_range(1)))
+        elif what == "confirmed" and state is not PullState.CONFIRMING:
+            self.feed(False, self.pull.confirmed)
+
+    @rule(happens=SELDOM)
+    def the_shell_gives_up(self, happens: bool) -> None:
         proven = self.pull.state is PullState.PROVEN
+        if not happens or not (self.wrong == "leaving" or proven):
+            return
         self.pull.failed()
         assert self.pull.state is (PullState.PROVEN if proven else PullState.FAILED)
-        self.spoiled = self.spoiled or not proven
+        self.spoiled = not proven
+
+    def teardown(self) -> None:
+        """The rest comes, wrong in what goes wrong in this run: what is right is proven."""
+        if not hasattr(self, "pull"):
+            return
+        if self.wrong == "order":
+            self.something_comes_out_of_order("opened", happens=True)
+            self.something_comes_out_of_order("confirmed", happens=True)
+        if self.wrong == "leaving":
+            self.the_shell_gives_up(happens=True)
+        self.opened(spoils=True)
+        while self.may_announce:
+            self.range_comes(num_blocks=3, spoils=True)
+        while self.unlanded and not self.spoiled:
+            self.land(self.unlanded[-1], self.unlanded[-1][1], spoils=True)
+            if self.wrong == "unasked":
+                self.something_lands_unasked(self.pull.num_blocks - 1, happens=True)
+        self.confirmed()
+        self.proven_means_everything_landed_and_was_asked()
+        assert self.pull.state is (PullState.FAILED if self.spoiled else PullState.PROVEN)
+        self.met[self.pull.state] += 1
 
     @invariant()
     def proven_means_everything_landed_and_was_asked(self) -> None:
@@ -190,8 +246,19 @@ class PullStateMachine(RuleBasedStateMachine):
             assert self.pull.num_unlanded_blocks == sum(count for _, count in self.unlanded)
 
 
-TestPull = PullStateMachine.TestCase
-TestPull.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+@pytest.mark.parametrize("goes_wrong", WRONG)
+def test_exactly_what_comes_right_is_proven_in_whatever_order(goes_wrong: str) -> None:
+    class Runs(PullStateMachine):
+        wrong = goes_wrong
+        met: ClassVar[Counter[PullState]] = Counter()
+
+    run_state_machine_as_test(Runs, settings=settings(max_examples=20, stateful_step_count=30))
+    assert Runs.met[PullState.FAILED if goes_wrong else PullState.PROVEN]
+
+
+def test_a_local_block_is_given_once() -> None:
+    with pytest.raises(PullError, match="3 blocks needed, 2 given"):
+        machine(local=(100, 101, 100))
 
 
 def test_data_is_laid_out_block_after_block() -> None:

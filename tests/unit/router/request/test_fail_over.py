@@ -412,3 +412,26 @@ def test_who_holds_the_greater_of_two_asks_nothing_of_the_lesser() -> None:
     world.reserve(cached=0)
     assert not world.leases
     assert world.ran_locally == [Why.CHOICE]
+
+
+def test_the_other_half_of_a_pair_that_was_given_up_is_not_asked_for() -> None:
+    world = World(in_order=True).begin()
+    assert world.reservation.worker == worker("d1")
+    world.prefills.clear()
+    world.end_reservation(error=BlocksExhaustedError("full"))
+    assert world.reservation.worker == worker("d2")
+    world.reserve()
+    assert not any(isinstance(action, actions.OpenLease) for action in world.log)
+    assert world.ran_locally
+
+
+def test_no_lesser_decode_worker_is_asked_for_a_lease_that_is_held() -> None:
+    world = World(in_order=True).begin()
+    world.reserve()
+    assert world.lease.worker == worker("p1")
+    world.accept()
+    world.lose_reservation()
+    assert world.reservation.worker == worker("d2")
+    assert not world.leases, "it is asked for once the lesser is held"
+    world.reserve()
+    assert world.leases

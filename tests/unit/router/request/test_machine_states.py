@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.errors import (
     BlocksExhaustedError,
@@ -25,12 +25,19 @@ class RequestMachineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(
-            max_tokens=6, deadline_s=260.0, max_attempts=5, believed_cached=("d2",)
-        ).begin()
         self.model_digest = ""  # with which the output began
         self.old_leases: list[int] = []
         self.old_reservations: list[int] = []
+
+    @initialize(in_order=st.booleans())
+    def begin(self, in_order: bool) -> None:
+        self.world = World(
+            max_tokens=6,
+            deadline_s=260.0,
+            max_attempts=5,
+            believed_cached=("d2",),
+            in_order=in_order,
+        ).begin()
 
     def token_at(self, position: int) -> int:
         """What any worker samples there: sampling is a pure function of the position here."""
@@ -192,6 +199,8 @@ class RequestMachineMachine(RuleBasedStateMachine):
             assert self.world.machine.wake_at_s is not None
 
     def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
         for _ in range(40):
             self.world.pass_time(5.0)
         assert self.world.machine.state is RequestState.DONE

@@ -1,7 +1,7 @@
 """Workers on paper, which accept, refuse, repeat, lie and die, for one request's machine."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from diptych.errors import DiptychError, NoWorkerError
@@ -12,6 +12,7 @@ from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
     DecodeView,
+    Paired,
     Placement,
     PrefillView,
     Query,
@@ -101,8 +102,13 @@ class World:
         draw: Callable[[], float] = lambda: 0.5,
         spare_only_s: float = 0.0,
         model_digest: str = "",
+        in_order: bool = False,
     ) -> None:
-        """``believed_cached``: decode workers that placement takes to have the whole prompt."""
+        """``believed_cached``: decode workers that placement takes to have the whole prompt.
+
+        ``in_order``: of pairs one half is asked after the other.
+        """
+        self.in_order = in_order
         self.now = 100.0
         self.is_full = False  # everybody is busy with others
         self.served = "a"  # by all workers: a model's digest
@@ -166,7 +172,8 @@ class World:
             return None
         query = replace(query, block_keys=KEYS, block_size=1)
         now = snapshot(tuple(self.prefills), tuple(self.decodes), local_prefill=self.local_prefill)
-        return self.policy.place(query, now)
+        placed = self.policy.place(query, now)
+        return replace(placed, in_order=self.in_order) if isinstance(placed, Paired) else placed
 
     def sink(self, token_ids: Sequence[int], margins: object, logprobs: object) -> bool:
         assert self.outcome is None
@@ -183,10 +190,12 @@ class World:
                 case actions.OpenLease():
                     assert action.sequence_id not in self.leases
                     assert not self.leases, "one lease at a time"
+                    self.check_order(action.worker, self.reservations.values())
                     self.leases[action.sequence_id] = action
                 case actions.Reserve():
                     assert action.sequence_id not in self.reservations
                     assert not self.reservations, "one reservation at a time"
+                    self.check_order(action.worker, self.leases.values())
                     self.reservations[action.sequence_id] = action
                 case actions.CloseLease():
                     del self.leases[action.sequence_id]
@@ -306,6 +315,13 @@ class World:
         self.bind()
         self.first()
         self.prove()
+
+    def check_order(
+        self, asked: WorkerId, held: Iterable[actions.OpenLease | actions.Reserve]
+    ) -> None:
+        """Who holds the greater of two asks nothing of the lesser."""
+        if self.in_order:
+            assert all(each.worker.incarnation < asked.incarnation for each in held)
 
     def check_nothing_is_held(self) -> None:
         assert not self.leases

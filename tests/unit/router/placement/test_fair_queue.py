@@ -320,7 +320,6 @@ class FairMachine(RuleBasedStateMachine):
         self.turns: dict[int, Turn] = {}
         self.running: list[tuple[Turn, float]] = []
         self.numbers = itertools.count()
-        self.passed: Counter[int] = Counter()
 
     @rule(
         request_class=st.sampled_from(RequestClass),
@@ -344,7 +343,6 @@ class FairMachine(RuleBasedStateMachine):
                 turn = self.turns.pop(number)
                 self.queue.charge(turn)
                 self.running.append((turn, used * turn.cost_s))
-                self.passed.update(self.turns.keys())
                 break
 
     @rule()

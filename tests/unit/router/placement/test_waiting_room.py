@@ -190,17 +190,36 @@ def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None
     assert not world.scheduled
 
 
+def pass_it(world: World) -> None:
+    """So often are others placed before one that waits again that it bars them from now on."""
+    for _ in range(16):
+        small = Waiter(world, world.room)
+        world.room.take(small)
+        world.room.leave(small)
+
+
+def test_one_that_bars_others_and_gives_up_bars_nobody() -> None:
+    world = World(capacity=1, max_waiting=99, max_placed=99)
+    large = world.waiter()
+    world.run_scheduled()
+    returned(world, large)
+    pass_it(world)
+    late = world.waiter()
+    world.run_scheduled()
+    assert not late.told, "it is barred"
+    world.room.leave(large)
+    world.capacity = 1
+    world.run_scheduled()
+    assert late.is_placed
+
+
 def test_one_that_was_passed_bars_others_until_workers_granted_it_all() -> None:
     """Placed is not granted: who came meanwhile would have what it asks for."""
     world = World(capacity=1, max_waiting=99, max_placed=99)
     large = world.waiter()
     world.run_scheduled()
     returned(world, large)
-    for _ in range(16):
-        world.capacity = 1
-        small = Waiter(world, world.room)
-        world.room.take(small)
-        world.room.leave(small)
+    pass_it(world)
     late = world.waiter()
     world.capacity = 3
     world.run_scheduled()

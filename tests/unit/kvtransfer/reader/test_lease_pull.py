@@ -36,8 +36,8 @@ class Pair(SourcePair):
         )
         self.num_lost = 0
 
-    def prove(self) -> None:
-        self._machine.prove(ProvenLink(LINK, 1e9), "")
+    def prove(self, link: Link = LINK) -> None:
+        self._machine.prove(ProvenLink(link, 1e9), "")
         self._tell()
 
     def lost(self, why: str) -> None:
@@ -46,10 +46,15 @@ class Pair(SourcePair):
 
 
 class Fetch:
-    def __init__(self, outcome: PullResult | PullError) -> None:
+    def __init__(self, outcome: PullResult | PullError, meanwhile: Callable[[], object]) -> None:
         self._outcome = outcome
+        self._meanwhile = meanwhile
+
+    def abandon(self) -> frozenset[int]:
+        return frozenset()
 
     async def run(self) -> PullResult:
+        self._meanwhile()
         if isinstance(self._outcome, PullError):
             raise self._outcome
         return self._outcome
@@ -58,14 +63,20 @@ class Fetch:
 class Case:
     """One pull whose fetches end as told; what it counted."""
 
-    def __init__(self, pair: Pair | None, outcomes: Iterator[PullResult | PullError]) -> None:
+    def __init__(
+        self,
+        pair: Pair | None,
+        outcomes: Iterator[PullResult | PullError],
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``meanwhile`` happens while one is under way."""
         self.num_refetches = 0
         self.ended: list[PullResult | PullError | None] = []
 
         def count() -> None:
             self.num_refetches += 1
 
-        open_fetch = cast("Callable[[Link], Pull]", lambda _: Fetch(next(outcomes)))
+        open_fetch = cast("Callable[[Link], Pull]", lambda _: Fetch(next(outcomes), meanwhile))
         self.pull = LeasePull(
             pair,
             open_fetch,
@@ -158,3 +169,29 @@ async def test_agents_that_end_each_time_fail_it(monkeypatch: pytest.MonkeyPatch
     case = Case(pair, iter([AGENT_LOST] * 2 * MAX_FETCHES))
     assert await failure_of(case) is AGENT_LOST
     assert case.num_refetches == MAX_FETCHES - 1
+
+
+async def test_a_late_failure_does_not_cost_the_link_that_was_proven_meanwhile() -> None:
+    pair = Pair()
+    pair.prove()
+    newer = Link(cast(Any, None), "nixl", cast(Peer, None), lambda: None)
+
+    def prove_anew() -> None:
+        pair.lost("the connection broke")
+        pair.prove(newer)
+
+    cut = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "cut")
+    assert await failure_of(Case(pair, iter([cut]), prove_anew)) is cut
+    assert pair.link is newer
+    assert pair.num_lost == 1
+
+
+async def test_an_abandoned_pull_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.prove()
+    monkeypatch.setattr(pair, "lost", lambda _: None)  # its agent is back at once
+    case = Case(pair, iter([AGENT_LOST, PROVEN]), lambda: case.pull.abandon())
+    with pytest.raises(PullError):
+        await case.pull.run()
+    assert case.ended == [None]
+    assert not case.num_refetches

@@ -15,6 +15,7 @@ from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import PROBES_AT_ONCE, TransferConfig
 from kvtransfer.errors import TransportError
 from kvtransfer.reader import proof
+from kvtransfer.reader.fetch_driver import PullPlan
 from kvtransfer.reader.proof import LinkProver, ProbeKit
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullResult
@@ -54,6 +55,16 @@ class Probe:
 class Unserved(Probe):
     async def served(self) -> None:
         await asyncio.Event().wait()
+
+
+class Unfinished(Unserved):
+    """One of its reads writes on after it was given up."""
+
+    def __init__(self, plan: PullPlan, *given: object) -> None:
+        self._block_ids = plan.local_block_ids
+
+    def abandon(self) -> frozenset[int]:
+        return frozenset(self._block_ids[:1])
 
 
 def prover() -> tuple[LinkProver, PoolScratch]:
@@ -105,6 +116,18 @@ async def test_a_probe_that_is_never_served_gives_its_turn_back(
         with pytest.raises(BlocksExhaustedError, match="the probe was not done"):
             await mine._pull_probe(LINK)
     assert not scratch.num_lent
+
+
+async def test_a_scratch_block_that_a_read_may_still_write_is_not_lent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "Pull", Unfinished)
+    monkeypatch.setattr(proof, "_PROBE_S", 0.0)
+    mine, scratch = prover()
+    with pytest.raises(BlocksExhaustedError):
+        await mine._pull_probe(LINK)
+    assert scratch.num_lent == 1
+    assert 0 not in scratch.allocate(CONFIG.num_scratch_blocks - 1)
 
 
 def test_a_way_that_is_slower_than_it_can_be_was_another() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from diptych.errors import DeadlineExceededError
+from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import actions, events
 from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
@@ -173,3 +174,35 @@ def test_one_that_was_placed_again_says_so_too_and_one_that_waited_for_its_turn_
     world.pump(room_made=True)
     world.bind()
     assert world.log.count(actions.Settled()) == 1
+
+
+def test_tokens_of_a_reservation_that_was_given_up_are_nobodys() -> None:
+    world = World().begin()
+    world.hand_off()
+    given_up = world.reservation.sequence_id
+    world.lose_reservation()
+    world.hand_off()
+    emitted = list(world.emitted)
+    position = len(PROMPT) + len(emitted)
+    world.on(events.Tokens(given_up, position, (99,), ()))
+    assert world.emitted == emitted
+    world.tokens(22)
+    assert world.emitted == [*emitted, 22]
+
+
+def test_only_the_newest_grant_and_the_newest_pull_count() -> None:
+    """What is said late of those before it means nothing."""
+    world = World().begin()
+    world.bind()
+    world.first()
+    lease_id, sequence_id = world.lease.sequence_id, world.reservation.sequence_id
+    world.pull_fails()
+    assert world.grants[lease_id].grant_id == 2
+    world.on(events.Granted(lease_id, 1))
+    assert world.binds[sequence_id].bind_id == 1
+    world.on(events.Granted(lease_id, 2))
+    assert world.binds[sequence_id].bind_id == 2
+    world.on(events.Proven(sequence_id, 1, common_pb2.TransferStats()))
+    assert not world.started
+    world.prove()
+    assert world.started

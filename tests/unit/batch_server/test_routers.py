@@ -98,6 +98,34 @@ async def test_a_router_without_room_is_left_alone_by_all_lines(status: int, cod
     assert num_before <= MAX_CONCURRENT, "those that were with the routers already"
 
 
+async def test_lines_that_one_router_failed_together_turn_to_the_next_together() -> None:
+    hosts: list[str] = []
+    are_two = asyncio.Event()
+
+    async def answering(request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        if len(hosts) == 2:
+            are_two.set()
+        await are_two.wait()
+        if request.url.host == "a":
+            raise httpx.ConnectError("refused")
+        return well(request)
+
+    async def at_once(pause_s: float) -> None:
+        await asyncio.sleep(0)
+
+    async def read_body() -> bytes:
+        return json.dumps({"messages": "line", "seed": 1}).encode()
+
+    slots = Slots(Pace(2), lambda: 0.0, at_once)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answering)) as client:
+        sender = LineSender(client, ROUTERS, slots, 1, sleep=at_once, clock=lambda: -99.0)
+        async with asyncio.TaskGroup() as tasks:
+            for name in NAMES[:2]:
+                tasks.create_task(sender.answer(LineOwner("", BATCH), CHAT, name, read_body))
+    assert hosts == ["a", "a", "b", "b"]
+
+
 @pytest.mark.parametrize("code", ["deadline_unreachable", "quota_exceeded"])
 async def test_what_a_line_asks_for_slows_no_other(tmp_path: Path, code: str) -> None:
     routers = refusing(429, code, times=5)

@@ -14,6 +14,7 @@ from diptych.errors import (
     TransferInterruptedError,
     WorkerLostError,
 )
+from diptych.v1 import decode_pb2
 from router.generation.answer import KVPath
 from router.placement.types import DecodeOnly, Paired, Placement, Query, Why
 from router.request import actions
@@ -435,3 +436,25 @@ def test_no_lesser_decode_worker_is_asked_for_a_lease_that_is_held() -> None:
     assert not world.leases, "it is asked for once the lesser is held"
     world.reserve()
     assert world.leases
+
+
+def test_a_source_that_is_lost_is_not_asked_for_another_reader_either() -> None:
+    world = World(prefills=("p1",)).begin()
+    world.bind()
+    world.first()
+    world.pull_fails(decode_pb2.PULL_FAILURE_SOURCE_LOST)
+    assert not world.leases
+    assert world.ran_locally == [Why.RECOMPUTE]
+
+
+def test_the_pause_after_refusals_is_short_again_once_all_was_granted() -> None:
+    world = World(prefills=("p1",), decodes=("d1",), max_tokens=9).begin()
+    for pause_s in (0.05, 0.1):
+        world.end_reservation(error=BlocksExhaustedError("full"))
+        world.pass_time(pause_s)
+        assert not world.queued
+    world.hand_off()
+    world.lose_reservation()
+    assert world.queued
+    world.pass_time(0.05)
+    assert not world.queued

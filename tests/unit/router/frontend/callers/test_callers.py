@@ -97,3 +97,27 @@ def test_at_the_start_it_has_to_make_sense(tmp_path: Path) -> None:
 async def test_without_a_file_anybody_may_call() -> None:
     assert isinstance(callers_of(None, JwtSettings()), Anybody)
     assert await Anybody().tenant(None) == NOBODY
+
+
+class Tokens:
+    """Knows everybody, and keeps with what they came."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    async def tenant(self, token: str) -> Tenant:
+        self.given.append(token)
+        return Tenant("alice")
+
+    async def run(self) -> None: ...
+
+
+async def test_beside_keys_only_what_looks_like_a_token_is_read_as_one(world: World) -> None:
+    tokens = Tokens()
+    callers = KnownCallers(ApiKeys(world.path), tokens)
+    assert await callers.tenant("Bearer two") == Tenant("bob")
+    with pytest.raises(InvalidApiKeyError):
+        await callers.tenant("Bearer three")
+    assert not tokens.given
+    assert await callers.tenant("Bearer a.b.c") == Tenant("alice")
+    assert tokens.given == ["a.b.c"]

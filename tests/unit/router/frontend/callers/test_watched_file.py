@@ -120,3 +120,18 @@ def test_one_is_read_no_more_often_than_it_changes(world: World) -> None:
     content = world.file.content
     assert all(world.look() is content for _ in range(10))
     assert not world.parsed
+
+
+def test_one_that_could_not_be_read_is_read_once_it_can_be(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its rights are set only after it was put in place."""
+    world.write("2")
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_text", _not_permitted)
+        assert world.look() == 1
+    assert world.look() == 2
+
+
+def _not_permitted(path: Path) -> str:
+    raise PermissionError(13, "Permission denied")

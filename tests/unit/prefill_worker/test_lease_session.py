@@ -214,3 +214,11 @@ def test_after_close_nothing_can_be_granted() -> None:
     session.close()
     with pytest.raises(LeaseExpiredError):
         session.grant(grant(1))
+
+
+def test_a_grant_that_is_refused_takes_no_number() -> None:
+    session = Rig().session()
+    session.start(start(1, 6))
+    with pytest.raises(InvalidRequestError, match="16 bytes"):
+        session.grant(prefill_pb2.Grant(grant_id=1, ticket=b"short", reader_incarnation="d"))
+    assert session.grant(grant(1)) is not None

@@ -3,7 +3,8 @@
 import pytest
 
 from diptych.errors import LeaseExpiredError, TicketInvalidError
-from diptych.v1.kv_source_pb2 import FetchOpen
+from diptych.v1.kv_source_pb2 import Confirm, FetchOpen
+from kvtransfer.digest import combined_digest
 from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
@@ -76,3 +77,16 @@ def test_it_hears_nothing_before_it_is_admitted_nor_once_it_is_closed_nor_of_oth
     assert rig.num_heard == 0
     with pytest.raises(LeaseExpiredError):
         rig.machine.check()
+
+
+def test_the_end_of_the_lease_is_no_refusal_once_it_is_confirmed() -> None:
+    """Its reader is about to leave."""
+    rig = Rig()
+    rig.open()
+    rig.leases.announce("mine", 32)
+    rig.digest()
+    rig.machine.take_ready()
+    rig.machine.confirm(Confirm(num_tokens=32, digest=combined_digest([b"d" * 16] * 2)))
+    assert rig.machine.check()
+    rig.leases.close("mine")
+    assert not rig.machine.check()

@@ -150,6 +150,21 @@ async def test_a_line_that_is_cancelled_just_as_it_gets_a_place_hands_it_on() ->
     assert slots.num_taken == 0
 
 
+async def test_a_pause_that_grows_while_it_is_waited_out_is_waited_out_whole() -> None:
+    now_s = 0.0
+
+    async def pause(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+        if now_s < 4.0:  # another line was refused meanwhile
+            slots.pace.refused(now_s, 3.0)
+
+    slots = Slots(Pace(2), lambda: now_s, pause)
+    slots.pace.refused(now_s, 2.0)
+    async with slots.place(ONE):
+        assert now_s == 5.0
+
+
 @given(
     st.lists(
         st.tuples(

@@ -12,7 +12,7 @@ import pytest
 from diptych.errors import ConfigurationError, InvalidApiKeyError
 from diptych.tenant import Tenant
 from router.client_settings import JwtSettings
-from router.frontend.callers import watched_file
+from router.frontend.callers import key_sources, watched_file
 from router.frontend.callers.choice import callers_of
 from router.frontend.callers.issued_tokens import IssuedTokens
 from router.frontend.callers.key_sources import FetchedKeys, FileKeys
@@ -159,6 +159,22 @@ async def test_an_issuer_that_is_down_changes_nothing_for_known_keys(
     assert not any(
         piece in str(vars(record)) for record in caplog.records for piece in secret.split(".")
     )
+
+
+async def test_an_issuer_that_was_down_at_the_start_is_asked_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not only when a token comes, nor when keys that are known would be asked for again."""
+    monkeypatch.setattr(key_sources, "_RETRY_S", 0.0)
+    world = World(refresh_s=1000.0)
+    world.issuer.answer = OSError("nobody answers")
+    async with running(world):
+        await asyncio.sleep(0)
+        assert world.issuer.num_asked == 1
+        world.issuer.answer = key_set(OLD)
+        for _ in range(50):
+            await asyncio.sleep(0)
+    assert world.keys.known.find("old", "ES256") is not None
 
 
 async def test_refusals_are_told_once_a_second(caplog: pytest.LogCaptureFixture) -> None:

@@ -375,3 +375,12 @@ def test_an_explanation_is_bounded_and_says_of_how_many_it_tells() -> None:
     assert [each.is_chosen for each in why.decode] == [True, *[False] * 7]
     assert why.decode[0].address == placement.decode.address
     assert why.decode[0].predicted_s is None
+
+
+def test_another_choice_is_beside_the_first_one_until_somebody_failed_it() -> None:
+    policy = made()
+    holds(policy, D2, KEYS)
+    beside = dataclasses.replace(QUERY, beside=D2, block_size=16)
+    assert policy.place(beside, BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
+    failed = dataclasses.replace(beside, failed=frozenset({"p1"}))
+    assert isinstance(policy.place(failed, BOTH), Paired)

@@ -7,7 +7,13 @@ from typing import Any, cast
 import pytest
 
 from diptych.engine.scheduling.sequence import SequenceKey
-from diptych.errors import DiptychError, InvalidRequestError, WorkerDrainingError
+from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    StepFailedError,
+    WorkerDrainingError,
+)
 from diptych.timers import Timers
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.stream import LeaseStream
@@ -59,3 +65,16 @@ async def test_an_id_in_use_is_refused_and_stays_its_first_streams() -> None:
         servicer.end_all(WorkerDrainingError("the worker shuts down"))
     assert servicer.num_leases == 0
     assert not second.errors
+
+
+async def test_a_failed_step_of_its_sequence_ends_a_stream() -> None:
+    """Else its router waits for a token that nobody draws."""
+    nothing = cast(Any, SimpleNamespace())
+    deps = StreamDeps(status=nothing, timers=Timers(), spans=nothing)
+    stream = LeaseStream(deps, nothing, nothing, lambda key, stream: None)
+    errors: list[DiptychError] = []
+    stream._stream = cast(Any, SimpleNamespace(end=errors.append))
+    stream._session = stream._resources = nothing
+    error = StepFailedError("a step failed")
+    stream.on_update(SequenceUpdate(nothing, 0, 0, None, None, None, error))
+    assert errors == [error]

@@ -1,5 +1,6 @@
 """Which of two streams that name the same router is the router's."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 from decode_worker.servicer import DecodeServicer
 from decode_worker.stream import DecodeStream
 from decode_worker.stream_resources import StreamDeps
-from diptych.errors import DiptychError, InvalidRequestError
+from diptych.errors import DiptychError, InvalidRequestError, RouterLostError
 from diptych.timers import Timers
 
 
@@ -53,3 +54,39 @@ def test_other_routers_are_let_alone() -> None:
     older, newest = Stream("ipv4:10.0.0.1:5000", "router.2"), Stream("ipv4:10.0.0.2:5000", "")
     superseded(older, newest)
     assert not older.errors
+
+
+async def test_of_a_stream_that_is_over_nothing_is_left() -> None:
+    """It hears of no steps any more, and names nobody that is to be read from."""
+    listeners: list[object] = []
+    peers: dict[DecodeStream, Sequence[object]] = {}
+
+    def subscribe(listener: object) -> Callable[[], None]:
+        listeners.append(listener)
+        return lambda: listeners.remove(listener)
+
+    async def run(on_command: object) -> None:
+        stream.attach(cast(Any, resources))
+        assert len(listeners) == 1
+        assert peers == {stream: ["peer"]}
+        raise RouterLostError("it is gone")
+
+    nothing = cast(Any, SimpleNamespace(peer=lambda: "", admit_as=lambda role: None))
+    pairs = SimpleNamespace(
+        open_pull=None, quarantined_block_ids=frozenset(), set_peers=peers.__setitem__
+    )
+    resources = SimpleNamespace(
+        parts=SimpleNamespace(engine=SimpleNamespace(subscribe=subscribe)),
+        pairs=pairs,
+        limits=None,
+        engine_metrics=None,
+        transfer_metrics=None,
+    )
+    deps = StreamDeps(status=nothing, timers=Timers(), spans=nothing, max_unsent_events=1)
+    stream = DecodeStream(deps, nothing, nothing, lambda stream, router: None)
+    stream.router_incarnation, stream._peers = "router.1", cast(Any, ["peer"])
+    stream._stream = cast(Any, SimpleNamespace(run=run))
+    with pytest.raises(RouterLostError):
+        await stream.run()
+    assert not listeners
+    assert peers == {stream: ()}

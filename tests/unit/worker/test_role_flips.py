@@ -21,7 +21,7 @@ from diptych.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
 from diptych.worker.status import WorkerStatus
 from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeasePhase, LeaseSession
-from tests.unit.decode_worker.test_router_sequences import ModelPull, Observer, Rig
+from tests.unit.decode_worker.sequences_rig import ModelPull, Observer, Rig
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB, MAX_TOKENS = 4, 16, 32, 16, 4
 PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE

@@ -198,12 +198,18 @@ def pass_it(world: World) -> None:
         world.room.leave(small)
 
 
-def test_one_that_bars_others_and_gives_up_bars_nobody() -> None:
+def passed() -> tuple[World, Waiter]:
+    """A room with one that waits again, and that others have passed too often."""
     world = World(capacity=1, max_waiting=99, max_placed=99)
     large = world.waiter()
     world.run_scheduled()
     returned(world, large)
     pass_it(world)
+    return world, large
+
+
+def test_one_that_bars_others_and_gives_up_bars_nobody() -> None:
+    world, large = passed()
     late = world.waiter()
     world.run_scheduled()
     assert not late.told, "it is barred"
@@ -215,11 +221,7 @@ def test_one_that_bars_others_and_gives_up_bars_nobody() -> None:
 
 def test_one_that_was_passed_bars_others_until_workers_granted_it_all() -> None:
     """Placed is not granted: who came meanwhile would have what it asks for."""
-    world = World(capacity=1, max_waiting=99, max_placed=99)
-    large = world.waiter()
-    world.run_scheduled()
-    returned(world, large)
-    pass_it(world)
+    world, large = passed()
     late = world.waiter()
     world.capacity = 3
     world.run_scheduled()

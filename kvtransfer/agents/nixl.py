@@ -33,11 +33,10 @@ class _Library(NamedTuple):
     disconnect_error: type[Exception]
 
 
-def _load(settings: AgentSettings, memory_kind: str) -> _Library:
-    """Import nixl under these settings. Raises ImportError.
+def tell_ucx(settings: AgentSettings) -> None:
+    """Its settings, which it reads when an agent is created, and takes from nowhere else.
 
-    The one place outside configuration that writes ``os.environ``: UCX takes its
-    settings from nowhere else, and reads them when an agent is created.
+    The one place outside configuration that writes ``os.environ``.
     """
     os.environ.update(
         UCX_TLS=settings.ucx_tls,
@@ -48,8 +47,16 @@ def _load(settings: AgentSettings, memory_kind: str) -> _Library:
         UCX_TCP_KEEPINTVL="1s",
         UCX_TCP_KEEPCNT="3",
     )
+    # We only read, which UCX leaves to TCP where cards are not joined by NVLink: it takes PCIe, or
+    # one card's own memory, for slow. A pair's rate says whether it is.
+    os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+
+
+def _load(settings: AgentSettings, memory_kind: str) -> _Library:
+    """Import nixl under these settings. Raises ImportError."""
+    tell_ucx(settings)
     raise_exceptions = logging.raiseExceptions
     package = _package(_HOST_MODULES if memory_kind == "DRAM" else ("nixl",))
     bindings = importlib.import_module(f"{package}._bindings")

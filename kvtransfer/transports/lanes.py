@@ -3,7 +3,9 @@
 Facts that shape this: nixl's reads over TCP can crash the process that is read, so they are
 refused unless allowed. UCX refuses to start without TCP as the carrier of its small messages
 on a machine without RDMA, so TCP cannot simply be excluded there; with RDMA devices it is.
-ucxx has no such lane to lose: see ``agents.ucxx``.
+Where there is a GPU, nixl refuses to start without a transport of CUDA's, whatever memory it is
+to read (1.5: "does not enable CUDA memory support"); elsewhere UCX passes over it. ucxx has no
+such lane to lose: see ``agents.ucxx``.
 """
 
 from typing import NamedTuple, Protocol
@@ -35,8 +37,9 @@ def nixl_lanes(config: TransferConfig, memory_kind: str) -> Lanes:
         names = ["cma", *_network(config)]
         if config.uses_rdma and config.allow_nixl_tcp:
             names.append("tcp")
+        names.append("cuda_copy")
         if memory_kind == "VRAM":
-            names += ["cuda_copy", "cuda_ipc"]
+            names.append("cuda_ipc")
         tls = tuple(names)
     return Lanes(tls, config.allow_nixl_tcp or not {"tcp", "all"} & set(tls))
 

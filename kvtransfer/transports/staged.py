@@ -1,7 +1,7 @@
 """The staged transport: nixl between host memories, beside each pool that is on a device.
 
 On a device, its agent has the staging blocks only, so it is in a process of its own, where
-nothing of the device is known. In host memory it is the agent that reads the pool anyway. Transfer
+nothing is done on the device. In host memory it is the agent that reads the pool anyway. Transfer
 thread only.
 """
 

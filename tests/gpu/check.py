@@ -13,7 +13,7 @@ anything does not hold, breaks, or was left out for lack of time. Without a GPU 
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,20 @@ from tests.gpu.models import MODELS
 
 DTYPES = (torch.float32, torch.bfloat16)
 BUDGET_S = 420.0  # so that all ends within eight minutes
+PARTS = (
+    "golden",
+    "free_running",
+    "handoff",
+    "continued",
+    "faults",
+    "speed",
+    "disturbed",
+    "attention",
+    "overlap",
+    "draws",
+    "digests",
+    "products",
+)
 _PRODUCT_SIZE = 8192  # rows of the largest product
 _FP8_CAPABILITY = (9, 0)
 
@@ -119,8 +133,11 @@ def _one(part: str, case: str, do: Callable[[], object]) -> Check:
     return Check(part, case, lambda: [do()])
 
 
-def run(out: Path) -> bool:
-    """Everything, on this machine's GPU. Raises ConfigurationError: there is none to use."""
+def run(out: Path, parts: Collection[str], budget_s: float) -> bool:
+    """On this machine's GPU. Raises ConfigurationError: there is none to use.
+
+    parts: those to check, all where there are none.
+    """
     backend = make_backend("cuda")
     device = backend.device
     facts = {
@@ -130,15 +147,23 @@ def run(out: Path) -> bool:
         "copy_bytes_per_s": attention.copy_bytes_per_s(device, 1 << 30, attention.device_seconds),
     }
     capability = torch.cuda.get_device_capability(device)
-    return go_through(checks(backend, capability), facts, out, BUDGET_S)
+    asked = [each for each in checks(backend, capability) if not parts or each.part in parts]
+    return go_through(asked, facts, out, budget_s)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))
-    out: Path = parser.parse_args().out
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=(), metavar="PART", help=", ".join(PARTS)
+    )
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_S, metavar="S", help="none begins later"
+    )
+    told = parser.parse_args()
+    out: Path = told.out
     try:
-        holds = run(out)
+        holds = run(out, told.only, told.budget)
     except ConfigurationError as error:
         sys.stdout.write(f"skipped, nothing was checked: {error.message}\n")
         return 0

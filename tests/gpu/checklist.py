@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,8 @@ def go_through(
 ) -> bool:
     """Whether all was checked and holds. The report is in ``out`` after each check.
 
-    None begins later than ``budget_s`` after the first: what is left out then is named.
+    None begins later than ``budget_s`` after the first: what is left out then is named. A line of
+    each is on stderr when it is over.
     """
     found: dict[str, list[dict[str, Any]]] = {check.part: [] for check in checks}
     left_out: list[str] = []
@@ -38,10 +40,17 @@ def go_through(
         if clock() - begin_s >= budget_s:
             left_out.append(f"{check.part}: {check.case}")
         else:
+            before, check_s = len(found[check.part]), time.monotonic()
             _add(check, found[check.part])
+            _tell(check, found[check.part][before:], time.monotonic() - check_s)
         report = {**facts, "seconds": clock() - begin_s, "left_out": left_out, **found}
         out.write_text(json.dumps(report, indent=1))
     return not left_out and all(each["holds"] for part in found.values() for each in part)
+
+
+def _tell(check: Check, told: Sequence[Mapping[str, Any]], seconds: float) -> None:
+    said = "holds" if all(each["holds"] for each in told) else "DOES NOT HOLD"
+    sys.stderr.write(f"{check.part}: {check.case}: {said} ({seconds:.1f} s)\n")
 
 
 def _add(check: Check, told: list[dict[str, Any]]) -> None:

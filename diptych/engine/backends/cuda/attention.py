@@ -1,7 +1,7 @@
 """Attention over the paged cache of a device, in Triton kernels that read blocks where they lie.
 
-All tokens of a step are written by one launch for each layer, single tokens attend by two
-(parts of their contexts, and their merge), and the chunks of all prompts by one.
+All tokens of a step are written by one launch for each layer, single tokens attend by one, or by
+two where they are few (parts of their contexts, and their merge), the chunks of all prompts by one.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import AttentionStep, Rows
 
 _MAX_PARTS = 64  # of a context
+_FEW_PARTS = 8  # that a merge of its own is compiled for
 _MIN_GROUP = 16  # rows of a product
 _HEADS_WRITTEN = 32  # of tokens' keys and values, by one program
 
@@ -147,16 +148,28 @@ class _Decodes:
         self._num_parts = num_parts(
             num_rows * config.num_kv_heads, table_size * block_size, tile, num_processors
         )
-        shape = (num_rows, config.num_heads, self._num_parts)
-        self._logs = torch.empty(shape, device=batch.context_lens.device)
-        self._parts = self._logs.new_empty(*shape, config.head_dim)
+        if self._num_parts > 1:
+            shape = (num_rows, config.num_heads, self._num_parts)
+            self._logs = torch.empty(shape, device=batch.context_lens.device)
+            self._parts = self._logs.new_empty(*shape, config.head_dim)
 
     def attend(self, place: LayerPlace, window: int, q: Tensor, out: Tensor) -> None:
         """Of the first rows of q and out: [N, num_heads, head_dim]."""
-        self._attend_parts(place, window, q)
-        self._merge_parts(place.sinks, out)
+        if self._num_parts == 1:
+            self._attend_parts(place, window, q, place.sinks, out, None)
+        else:
+            self._attend_parts(place, window, q, None, self._parts, self._logs)
+            self._merge_parts(place.sinks, out)
 
-    def _attend_parts(self, place: LayerPlace, window: int, q: Tensor) -> None:
+    def _attend_parts(
+        self,
+        place: LayerPlace,
+        window: int,
+        q: Tensor,
+        sinks: Tensor | None,
+        out: Tensor,
+        logs: Tensor | None,
+    ) -> None:
         config = self._config
         num_rows, table_size = self._tables.shape
         group = config.num_heads // config.num_kv_heads
@@ -166,8 +179,9 @@ class _Decodes:
             place.scales,
             self._tables,
             self._context_lens,
-            self._parts,
-            self._logs,
+            sinks,
+            out,
+            logs,
             table_size,
             *place.strides,
             _score_scale(config),
@@ -191,10 +205,10 @@ class _Decodes:
             sinks,
             out,
             self._num_parts,
-            width=_MAX_PARTS,
+            width=_FEW_PARTS if self._num_parts <= _FEW_PARTS else _MAX_PARTS,
             head_dim=config.head_dim,
             head_width=triton.next_power_of_2(config.head_dim),
-            num_warps=8,
+            num_warps=1 if self._num_parts <= _FEW_PARTS else 8,
         )
 
 

@@ -1,12 +1,14 @@
 """What a nixl agent says of its reads, and what is left after its teardown, over a stand-in."""
 
 import gc
+import os
 import weakref
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvtransfer.agents import nixl
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
@@ -32,6 +34,18 @@ def posted(agent: NixlAgent, peer: NixlPeer, block_id: int = 0) -> tuple[NixlCop
     copy = NixlCopy(peer, ids(block_id), ids(block_id), 16)
     assert not copy.post()
     return copy, agent.raw.reads[-1]
+
+
+def test_reads_over_cuda_ipc_are_not_left_to_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As UCX has it by default where no NVLink is; who sets it otherwise has it so."""
+    monkeypatch.setattr(os, "environ", {})
+    settings = AgentSettings("reader.1", "cma,tcp,cuda_copy,cuda_ipc", "lo")
+    nixl.tell_ucx(settings)
+    assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
+    assert os.environ["UCX_TLS"] == settings.ucx_tls
+    os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "off"
+    nixl.tell_ucx(settings)
+    assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "off"
 
 
 def test_an_error_somebody_keeps_does_not_keep_the_agent(

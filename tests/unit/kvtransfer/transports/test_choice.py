@@ -130,9 +130,9 @@ def test_inline_needs_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "of_nixl", "of_ucxx"),
     [
-        ({}, "DRAM", "cma,tcp", "tcp"),
+        ({}, "DRAM", "cma,tcp,cuda_copy", "tcp"),
         ({}, "VRAM", "cma,tcp,cuda_copy,cuda_ipc", "tcp"),
-        ({"ucx_net_devices": "mlx5_0:1"}, "DRAM", "cma,rc,dc,ud", "rc,dc,ud"),
+        ({"ucx_net_devices": "mlx5_0:1"}, "DRAM", "cma,rc,dc,ud,cuda_copy", "rc,dc,ud"),
         ({"ucx_tls": ("rc",)}, "DRAM", "rc", "rc"),
     ],
 )

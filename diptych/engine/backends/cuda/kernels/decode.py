@@ -3,7 +3,7 @@
 A context is cut into as many parts as the launch has programs for, whatever its length, so
 that the same launch serves every step of a batch of that size. Each part leaves its result and
 the logarithm of its weights' sum; the parts' results are then weighed by these (Milakov and
-Gimelshein 2018; Flash-Decoding).
+Gimelshein 2018; Flash-Decoding). One part is the whole context, and its result that of all.
 """
 
 import triton
@@ -19,8 +19,10 @@ def attend_parts(
     scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     block_tables: tl.tensor,  # [num_rows, table_size] int64
     context_lens: tl.tensor,  # [num_rows] int64
-    parts: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim] float32
-    logs: tl.tensor,  # [num_rows, num_heads, num_parts] float32, to base 2; -inf for an empty part
+    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none, or left to the merge
+    out: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim], float32 but for one part
+    logs: tl.tensor,  # [num_rows, num_heads, num_parts] float32, to base 2; -inf for an empty part;
+    # None: there is one part
     table_size: int,
     block_stride: int,
     value_stride: int,
@@ -75,10 +77,19 @@ def attend_parts(
         total = total * shrink + tl.sum(weights, 1)
         peak = new_peak
 
+    if sinks is not None:
+        sink = tl.load(sinks + kv_head * group + members, mask=members < group, other=0.0)
+        sink = score_forms.to_base_2(sink)
+        new_peak = tl.maximum(peak, sink)
+        shrink = tl.exp2(peak - new_peak)
+        sums = sums * shrink[:, None]
+        total = total * shrink + tl.exp2(sink - new_peak)
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     places = heads * num_parts + part
-    tl.store(parts + places[:, None] * head_dim + dims[None, :], result, mask=is_element)
-    tl.store(logs + places, peak + tl.log2(total), mask=members < group)
+    to = out + places[:, None] * head_dim + dims[None, :]
+    tl.store(to, result.to(out.dtype.element_ty), mask=is_element)
+    if logs is not None:
+        tl.store(logs + places, peak + tl.log2(total), mask=members < group)
 
 
 @triton.jit(do_not_specialize=["num_parts"])  # type: ignore[untyped-decorator]

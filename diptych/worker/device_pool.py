@@ -1,5 +1,6 @@
 """The engine's KV cache on a device as the transfer's pool of blocks."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -107,7 +108,7 @@ class DevicePool:
         """block_bytes: of whole blocks, where this is a rank's pool."""
         size = block_bytes or self.block_bytes
         shared = SharedBytes(num_blocks * size)
-        self._memory.pin(shared.buffer)
+        weakref.finalize(shared, self._memory.pin(shared.buffer)).atexit = False
         self._staged.append(shared)  # it closes its file when it goes
         return HostMemory(shared.buffer, size, shared.fd)
 

@@ -3,7 +3,8 @@
 import mmap
 import os
 from collections.abc import Callable
-from typing import Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -113,18 +114,21 @@ class DeviceKVMemory:
     def synchronise(self) -> None:
         wait_for(self.bytes.device)
 
-    def pin(self, buffer: memoryview) -> None:
-        """Let the device copy from and to this host memory by itself, until the process ends.
+    def pin(self, buffer: memoryview) -> Callable[[], None]:
+        """Let the device copy from and to this host memory by itself; what is returned ends that.
 
-        Raises RuntimeError: it cannot.
+        It has to end before the memory is unmapped: the driver hands out the same addresses again,
+        and then refuses to allocate ("resource already mapped"). Raises RuntimeError: it cannot.
         """
-        if self._copies is not None:
-            host = torch.frombuffer(buffer, dtype=torch.uint8)
-            with torch.cuda.device(self._copies.device):
-                runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-                status = int(runtime.cudaHostRegister(host.data_ptr(), len(buffer), 0))
-            if status:
-                raise RuntimeError(f"cudaHostRegister of {len(buffer)} bytes: error {status}")
+        if self._copies is None:
+            return lambda: None
+        address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._copies.device):
+            status = int(runtime.cudaHostRegister(address, len(buffer), 0))
+        if status:
+            raise RuntimeError(f"cudaHostRegister of {len(buffer)} bytes: error {status}")
+        return partial(_unpin, runtime, address)
 
     def beside(self, copies: Callable[[], None]) -> Callable[[], bool]:
         """Have copies done on a stream of their own, beside the model's; whether they are.
@@ -141,6 +145,10 @@ class DeviceKVMemory:
             copies()
             over.record(self._copies)
         return over.query
+
+
+def _unpin(runtime: Any, address: int) -> None:
+    runtime.cudaHostUnregister(address)  # of a lost device it fails: its process ends
 
 
 def wait_for(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """A cache of the host and one of a device, to the transfer: the same bytes."""
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -301,3 +302,26 @@ def test_an_error_of_the_device_is_looked_into(
     with pytest.raises(raised):
         write(pool)
     assert (pool.lost is not None) is lost
+
+
+class PinningDevice(FakeDevice):
+    """It knows which buffers it copies from and to by itself."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.pinned: set[int] = set()
+
+    def pin(self, buffer: memoryview) -> Callable[[], None]:
+        address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+        self.pinned.add(address)
+        return lambda: self.pinned.remove(address)
+
+
+def test_staging_blocks_are_pinned_no_longer_than_they_are_mapped() -> None:
+    device = PinningDevice(NUM_BLOCKS * BLOCK_BYTES)
+    pool = DevicePool(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=lambda _: device))
+    staging = [pool.new_staging(num_blocks) for num_blocks in (2, 3)]
+    assert device.pinned == {each.base_address for each in staging}
+    del pool, staging
+    gc.collect()
+    assert not device.pinned

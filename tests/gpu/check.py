@@ -4,11 +4,12 @@
 
 Random weights of real shapes against transformers, also left alone with their own tokens; pulls
 between two processes from and to the device over each way, prompts of one process that another one
-goes on with, and how pulls disturb a running batch; memory that runs out and a device that is lost;
-whole steps against what the device can do at best, attention against torch's own, digests and draws
-against the host's, graphs and two steps in flight against neither, products with weights of small
-numbers against their definition; one JSON with the machine and the versions. Exit code 1 if
-anything does not hold, breaks, or was left out for lack of time. Without a GPU it says so.
+goes on with, a whole cluster of which a worker is killed, and how pulls disturb a running batch;
+memory that runs out and a device that is lost; whole steps against what the device can do at best,
+attention against torch's own, digests and draws against the host's, graphs and two steps in flight
+against neither, products with weights of small numbers against their definition; one JSON with the
+machine and the versions. Exit code 1 if anything does not hold, breaks, or was left out for lack of
+time. Without a GPU it says so.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from tests.gpu import (
     handoff,
     overlap,
     products,
+    served,
     speed,
 )
 from tests.gpu.checklist import Check, go_through
@@ -46,6 +48,7 @@ PARTS = (
     "free_running",
     "handoff",
     "continued",
+    "served",
     "faults",
     "speed",
     "disturbed",
@@ -93,6 +96,9 @@ def checks(backend: Backend, capability: tuple[int, int]) -> list[Check]:
         _one("continued", case.transport, partial(continued.check, case, backend))
         for case in continued.CASES
     ]
+    found.append(
+        _one("served", golden.SHAPES[0].name, partial(served.check, golden.SHAPES[0], device))
+    )
     found.append(_one("faults", "a lost device", partial(faults.check_loss, device)))
     found.append(_one("faults", "no memory for a step", out_of_memory))
     found += [Check("speed", model.name, partial(timed, model)) for model in speed.MODELS_TIMED]

@@ -32,6 +32,7 @@ from diptych.engine.backends.cuda import kv_memory, sampler
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
+from diptych.engine.backends.cuda.query_tiles import TileShape
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
@@ -44,8 +45,10 @@ from diptych.sampling_params import SamplingParams
 from diptych.word_sums import Words
 from tests.gpu.models import MODELS
 
-CAPABILITIES = (80, 90)  # A100, H100
+MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program: A100, H100
+CAPABILITIES = tuple(MAX_SHARED_BYTES)
 BLOCK_SIZE = 32
+_NUM_PROCESSORS = 132  # an H100's: contexts of single tokens are cut into parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resou
     config = replace(config, layers=tuple(kinds.values()))
     found: dict[str, Resources] = {}
     with _compiled_for(capability) as launches:
-        _run(config, cache_dtype)
+        _run(config, cache_dtype, MAX_SHARED_BYTES[capability])
         for kernel, constants in launches:
             found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
     return list(found.values())
@@ -130,7 +133,7 @@ def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]
         yield launches
 
 
-def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
+def _run(config: ModelConfig, cache_dtype: torch.dtype, max_shared_bytes: int) -> None:
     """A step of every kind of layer, two single tokens and a chunk of a prompt; draws; digests."""
     backend, dtype = CudaBackend(torch.device("cpu")), torch.bfloat16
     table = tuple(range(16))
@@ -143,16 +146,17 @@ def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
     x = torch.zeros(len(inputs.token_ids), config.hidden_size, dtype=dtype)
     angles = torch.zeros(len(x), config.head_dim // 2)
     cache = KVCache(config, len(table), BLOCK_SIZE, cache_dtype, backend.kv_memory)
+    shape = TileShape.of(config.head_dim, dtype, cache_dtype, max_shared_bytes)
     run_layers(
         config,
         [_weights(config)] * config.num_layers,
         backend.layer_ops(config, dtype),
-        backend.attention(config, cache, dtype).begin_step(inputs),
+        PagedAttention(config, cache, _NUM_PROCESSORS, shape).begin_step(inputs),
         {layer.rope: Rotation(angles, angles) for layer in config.layers},
         x,
         LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
     )
-    _attend_with_sinks(config, cache, inputs, dtype)
+    _attend_with_sinks(config, cache, inputs, dtype, shape)
     logits = torch.empty(2, config.vocab_size)
     params = (SamplingParams(temperature=0.0), SamplingParams(top_k=40, top_p=0.9))
     sampler.draw(logits, [SampleSpec(params=each, allow_stop=True) for each in params], [9, 9])
@@ -162,11 +166,11 @@ def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
 
 
 def _attend_with_sinks(
-    config: ModelConfig, cache: KVCache, inputs: StepInputs, dtype: torch.dtype
+    config: ModelConfig, cache: KVCache, inputs: StepInputs, dtype: torch.dtype, shape: TileShape
 ) -> None:
     """Of each kind of layer; no model that is served has them."""
     sinks = [torch.zeros(config.num_heads)] * config.num_layers
-    step = PagedAttention(config, cache, 1, sinks=sinks).begin_step(inputs)
+    step = PagedAttention(config, cache, 1, shape, sinks=sinks).begin_step(inputs)
     q = torch.zeros(len(inputs.token_ids), config.num_heads, config.head_dim, dtype=dtype)
     kv = torch.zeros(len(q), 2, config.num_kv_heads, config.head_dim, dtype=dtype)
     for layer in range(config.num_layers):

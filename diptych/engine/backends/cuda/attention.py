@@ -14,7 +14,7 @@ from torch import Tensor
 from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
 from diptych.engine.backends.cuda.kernels import decode, heads, prefill, score_forms
 from diptych.engine.backends.cuda.layer_place import LayerPlace
-from diptych.engine.backends.cuda.query_tiles import QueryTiles
+from diptych.engine.backends.cuda.query_tiles import QueryTiles, TileShape
 from diptych.engine.device_copies import Send
 from diptych.engine.inputs import DecodeBatch, StepInputs
 from diptych.engine.kv.cache import KVCache
@@ -35,11 +35,14 @@ class PagedAttention:
         config: ModelConfig,
         kv_cache: KVCache,
         num_processors: int,
+        tile_shape: TileShape,
         send: Send = torch.from_numpy,
         flashinfer: FlashInferPrefill | None = None,
         sinks: Sequence[Tensor] | None = None,
     ) -> None:
         """num_processors: the device's, that a decode step is to keep busy.
+
+        tile_shape: of chunks, for a kernel of ours.
 
         flashinfer: attends for chunks, instead of a kernel of ours. sinks: for each layer
         [num_heads] float32, a score that takes its share of a head's weight for no token.
@@ -48,14 +51,16 @@ class PagedAttention:
         self._sinks = sinks
         self._flashinfer = flashinfer
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
-        self._send = send
+        self._tile_shape, self._send = tile_shape, send
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
         prefills: _Prefills | None = None
         if inputs.prefills and self._flashinfer is not None:
             prefills = self._flashinfer.begin_step(inputs)
         elif inputs.prefills:
-            prefills = _OwnPrefills(self._config, self._kv_cache, inputs, self._send)
+            prefills = _OwnPrefills(
+                self._config, self._kv_cache, inputs, self._tile_shape, self._send
+            )
         return _PagedStep(
             self._config,
             self._kv_cache,
@@ -216,12 +221,17 @@ class _OwnPrefills:
     """Those of a kernel of ours. Implements ``_Prefills``."""
 
     def __init__(
-        self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs, send: Send
+        self,
+        config: ModelConfig,
+        kv_cache: KVCache,
+        inputs: StepInputs,
+        tile_shape: TileShape,
+        send: Send,
     ) -> None:
         self._config, self._block_size, self._send = config, kv_cache.block_size, send
         self._block_ids = torch.cat([chunk.block_ids for chunk in inputs.prefills])
-        self._tile_queries = _tile_queries(config.head_dim, kv_cache.dtype.itemsize)
-        self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
+        self._tile_shape = tile_shape
+        self._tiles = QueryTiles.of(inputs.prefills, tile_shape.num_queries)
         self._all = send(self._tiles.fields)
 
     def attend(
@@ -232,6 +242,7 @@ class _OwnPrefills:
         tiles = self._all if rows is None else self._send(self._tiles.holding(rows).fields)
         if not len(tiles):
             return
+        shape, is_masked = self._tile_shape, window or config.score_softcap is not None
         prefill.attend_tiles[(len(tiles), config.num_heads)](
             q,
             place.blocks,
@@ -248,9 +259,9 @@ class _OwnPrefills:
             block_size=self._block_size,
             window=window,
             softcap=config.score_softcap,
-            tile_queries=self._tile_queries,
-            tile_keys=64 if config.head_dim <= 64 else 32,
-            num_warps=8 if config.head_dim > 64 else 4,
+            tile_queries=shape.num_queries,
+            tile_keys=shape.num_masked_keys if is_masked else shape.num_keys,
+            num_warps=8,
             num_stages=2,
         )
 
@@ -274,8 +285,3 @@ def _score_scale(config: ModelConfig) -> float:
 def _decode_tile(head_dim: int) -> int:
     """Tokens that are multiplied at a time."""
     return 64 if head_dim <= 128 else 32
-
-
-def _tile_queries(head_dim: int, element_bytes: int) -> int:
-    """Of a tile: as many as registers hold beside what is read, and widened."""
-    return 64 if element_bytes == 1 or head_dim > 128 else 128

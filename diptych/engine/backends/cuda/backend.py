@@ -15,6 +15,7 @@ from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
 from diptych.engine.backends.cuda.pinned_copies import PinnedCopies, TorchCopyMemory
+from diptych.engine.backends.cuda.query_tiles import TileShape
 from diptych.engine.backends.cuda.sampler import draw, sample
 from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch import fp8_linear
@@ -119,7 +120,10 @@ class CudaBackend:
             flashinfer = FlashInferPrefill(
                 self._flashinfer, config, kv_cache, dtype, self.steps_in_flight
             )
-        return PagedAttention(config, kv_cache, self._num_processors(), self._send, flashinfer)
+        shape = TileShape.of(config.head_dim, dtype, kv_cache.dtype, self._max_shared_bytes())
+        return PagedAttention(
+            config, kv_cache, self._num_processors(), shape, self._send, flashinfer
+        )
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         attention = self.attention(model.config, kv_cache, model.dtype)
@@ -165,3 +169,11 @@ class CudaBackend:
             return _INTERPRETED_PROCESSORS
         count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         return count
+
+    def _max_shared_bytes(self) -> int:
+        """Of a program. A host's kernels are interpreted, and need none."""
+        if self.device.type != "cuda":
+            return 0
+        properties: Any = torch.cuda.get_device_properties(self.device)  # no stub has the limit
+        num_bytes: int = properties.shared_memory_per_block_optin
+        return num_bytes

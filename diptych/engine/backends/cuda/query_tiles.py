@@ -4,15 +4,47 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.parts import Rows
 
+_WARP_GROUP_BYTES = 200 << 10  # of shared memory: no device before sm_90 has so much
+
+
+class TileShape(NamedTuple):
+    """What a program of eight warps multiplies at a time."""
+
+    num_queries: int
+    num_keys: int
+    num_masked_keys: int  # where a window or a cap of scores takes registers of its own
+
+    @classmethod
+    def of(
+        cls, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, max_shared_bytes: int
+    ) -> Self:
+        """As much as registers hold. max_shared_bytes: that the device has for a program.
+
+        On an H200, of 4,096 tokens behind as many, 32 heads of 128 on 8 in bfloat16 and blocks of
+        32: 128 x 128 came to 410 TFLOP/s, 64 x 64 by four warps to 402, 128 x 64 to 361. Heads of
+        256: 128 x 32 to 323, 64 x 64 to 214.
+        """
+        if max_shared_bytes >= _WARP_GROUP_BYTES and dtype.itemsize == 2:
+            # Groups of warps multiply keys where they lie in shared memory.
+            if head_dim > 128:
+                return cls(128, 32, 32)
+            return cls(128, 128 if kv_dtype.itemsize == 2 else 64, 64)
+        is_wide = head_dim > 128 or dtype.itemsize > 2 or kv_dtype.itemsize == 1
+        num_keys = 64 if head_dim <= 64 else 32
+        return cls(64 if is_wide else 128, num_keys, num_keys)
+
 
 class QueryTiles(NamedTuple):
     """[num_tiles, 4]: first row of the flat batch, rows, position of the first, and where the
     chunk's block table begins among those of all chunks.
+
+    Those with the most keys before their last row come first: what begins last is soon done.
     """
 
     fields: NDArray[np.int64]
@@ -29,7 +61,9 @@ class QueryTiles(NamedTuple):
                 np.stack((chunk.begin + begins, counts, chunk.start + begins, tables), axis=1)
             )
             table += len(chunk.block_ids)
-        return cls(np.concatenate(fields))
+        tiles = np.concatenate(fields)
+        ends = tiles[:, 1] + tiles[:, 2]
+        return cls(tiles[np.argsort(-ends, kind="stable")])
 
     def holding(self, rows: Rows) -> Self:
         """Those that hold one of these rows of the flat batch."""

@@ -21,18 +21,26 @@ def read(
     scales: tl.tensor,  # the first run's, where runs have scales; else None
     runs: tl.tensor,  # [num_tokens] int64, where each token's run begins, in elements
     slots: tl.tensor,  # [num_tokens], each token's within its run
-    is_own: tl.tensor,  # [num_tokens]
+    is_own: tl.tensor,  # [num_tokens]; None: all are
     head_dim: tl.constexpr,
     head_width: tl.constexpr,
     dtype: tl.constexpr,
 ) -> tl.tensor:
     """[num_tokens, head_width]; zeros for what is not the sequence's own, which is not read."""
     dims = tl.arange(0, head_width)
-    is_loaded = is_own[:, None] & (dims < head_dim)[None, :]
     places = (runs + slots * head_dim)[:, None] + dims[None, :]
-    tokens = tl.load(layer + places, mask=is_loaded, other=0)
+    if is_own is not None:
+        is_loaded = is_own[:, None] & (dims < head_dim)[None, :]
+        tokens = tl.load(layer + places, mask=is_loaded, other=0)
+    elif head_dim < head_width:
+        tokens = tl.load(layer + places, mask=(dims < head_dim)[None, :], other=0)
+    else:
+        tokens = tl.load(layer + places)
     if scales is not None:
-        scale = tl.load(scales + runs // 4 + slots, mask=is_own, other=0.0)
+        if is_own is not None:
+            scale = tl.load(scales + runs // 4 + slots, mask=is_own, other=0.0)
+        else:
+            scale = tl.load(scales + runs // 4 + slots)
         tokens = tokens.to(tl.float32) * scale[:, None]
     elif layer.dtype.element_ty == tl.uint8:
         tokens = _from_e4m3(tokens)

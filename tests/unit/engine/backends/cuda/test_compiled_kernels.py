@@ -22,7 +22,8 @@ KERNELS = {
     "add_norm", "add_words", "attend_parts", "attend_tiles", "cut", "draw", "find_largest", "gate",
     "merge_parts", "norm", "rotate", "weigh", "write",
 }  # fmt: skip
-MAX_SHARED_BYTES = 99 << 10  # of a program, on the smallest device since sm_80
+# Of a program. What sm_80 gets is what smaller devices get, which have 99 KiB.
+MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.timeout(1800)
@@ -55,7 +56,8 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
         assert names == KERNELS
     assert {part["cache"] for part in layers} == {"bfloat16", "int8", "float8_e4m3fn"}
     assert [part for part in found if part["num_stack_bytes"]] == []
-    assert [part for part in found if part["num_shared_bytes"] > MAX_SHARED_BYTES] == []
+    for part in found:
+        assert part["num_shared_bytes"] <= MAX_SHARED_BYTES[part["capability"]], part
     document = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
     in_document = set(re.findall(r"^\| `(\w+)` \|", document, re.MULTILINE))
     assert in_document == KERNELS | {"multiply"}

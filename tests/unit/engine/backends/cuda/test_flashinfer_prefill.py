@@ -13,6 +13,7 @@ from diptych.engine.backends.cuda import flashinfer_prefill
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
+from diptych.engine.backends.cuda.query_tiles import TileShape
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.runner import Runner
@@ -45,7 +46,8 @@ def float32_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def attention_of(case: Case) -> PagedAttention:
     flashinfer = FlashInferPrefill(fake_flashinfer, case.config, case.cache, torch.float32, 2)
-    return PagedAttention(case.config, case.cache, 1, flashinfer=flashinfer)
+    shape = TileShape(64, 64, 64)
+    return PagedAttention(case.config, case.cache, 1, shape, flashinfer=flashinfer)
 
 
 @pytest.mark.parametrize("window", [None, 20])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.cuda.attention import PagedAttention, num_parts
+from diptych.engine.backends.cuda.query_tiles import TileShape
 from diptych.engine.backends.torch.attention import TorchAttention
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import DecodeBatch
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 FEW, MANY = 1, 200  # processors: contexts whole, and in as many parts as they have tiles
+TILE = TileShape(128, 64, 32)
 
 SINGLE = [Asked(end - 1, 1) for end in (1, 16, 17, 32, 33, 63, 64, 65, 128, 129, 200)]
 CHUNKS = [Asked(0, 2), Asked(1, 130), Asked(63, 65), Asked(40, 1)]
@@ -49,9 +51,10 @@ def attended(
     num_processors: int,
     rows: Rows | None = None,
     sinks: Sequence[Tensor] | None = None,
+    tile_shape: TileShape = TILE,
 ) -> Tensor:
     """Writes what the step has, then attends."""
-    attention = PagedAttention(case.config, case.cache, num_processors, sinks=sinks)
+    attention = PagedAttention(case.config, case.cache, num_processors, tile_shape, sinks=sinks)
     out = torch.full_like(case.q, torch.nan)
     attention.begin_step(case.inputs)(layer, case.q, case.kv, out, rows)
     return out
@@ -79,6 +82,49 @@ def test_chunks_with_and_without_a_prefix(
     case = Case.of(config_of(*shape, window), CHUNKS, block_size)
     got = attended(case, 1, FEW)
     assert_close(got, case.expected(1))
+
+
+# Of tiles of 16: from a tile's first row and its last, with keys that all of its rows see and
+# without, up to a tile's last key and one more.
+AT_TILES = [Asked(0, 16), Asked(15, 2), Asked(16, 33), Asked(30, 17), Asked(63, 18), Asked(90, 9)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 17, 50])
+@pytest.mark.parametrize("block_size", [8, 18, 64])
+def test_chunks_at_the_edges_of_tiles(block_size: int, window: int | None) -> None:
+    """Keys that all queries see, those at their own places and those where windows begin."""
+    case = Case.of(config_of(1, 1, 16, window), AT_TILES, block_size)
+    assert_close(attended(case, 1, FEW, tile_shape=TileShape(16, 16, 16)), case.expected(1))
+
+
+@pytest.mark.parametrize("block_size", [32, 50])
+@pytest.mark.parametrize("window", [None, 140, 300])
+@pytest.mark.parametrize("shape", [TileShape(128, 128, 64), TileShape(64, 32, 32)], ids=str)
+def test_chunks_in_tiles_as_devices_have_them(
+    shape: TileShape, window: int | None, block_size: int
+) -> None:
+    config = config_of(1, 1, 32, window)
+    case = Case.of(config, [Asked(310, 150), Asked(127, 130), Asked(383, 3)], block_size)
+    assert_close(attended(case, 1, FEW, tile_shape=shape), case.expected(1))
+
+
+@pytest.mark.parametrize("block_size", [8, 18])
+def test_a_chunk_reads_no_key_that_none_of_its_rows_sees(block_size: int) -> None:
+    """Neither of a tile where the first row's window begins, nor of one where the last row is."""
+    case = Case.of(config_of(1, 1, 16, 20), [Asked(70, 30)], block_size)
+    slots = torch.arange(51)  # the first row sees from there on
+    blocks = case.cache.of_layer(1)
+    blocks[case.tables[0][slots // block_size], :, :, slots % block_size] = torch.nan
+    assert_close(attended(case, 1, FEW, tile_shape=TileShape(16, 16, 16)), case.expected(1))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_query_of_a_chunk_that_is_not_a_number_spoils_its_row_alone(window: int | None) -> None:
+    case = Case.of(config_of(1, 1, 16, window), [Asked(70, 30)], 16)
+    case.q[5] = torch.nan
+    finite = attended(case, 1, FEW, tile_shape=TileShape(16, 16, 16)).isfinite().flatten(1).all(1)
+    assert finite.logical_not().nonzero().tolist() == [[5]]
 
 
 @pytest.mark.parametrize(("shape", "block_size", "window"), SHAPES, ids=str)
@@ -231,7 +277,7 @@ def test_caches_of_one_byte_an_element(window: int | None, dtype: torch.dtype) -
     case.kv[1, :, 0] = 0.0  # a token of zeros has a scale of zero
     outs = []
     for attention in (
-        PagedAttention(config, caches[0], MANY),
+        PagedAttention(config, caches[0], MANY, TILE),
         TorchAttention(config, caches[1], torch.float32),
     ):
         outs.append(torch.full_like(case.q, torch.nan))
@@ -256,7 +302,7 @@ def test_every_8_bit_float() -> None:
     case.kv[:, 0, 0], case.kv[:, 1, 0] = values, values
     caches = [KVCache(config, len(values) + 1, 1, torch.float8_e4m3fn) for _ in range(2)]
     out = torch.full_like(case.q, torch.nan)
-    PagedAttention(config, caches[0], FEW).begin_step(case.inputs)(0, case.q, case.kv, out)
+    PagedAttention(config, caches[0], FEW, TILE).begin_step(case.inputs)(0, case.q, case.kv, out)
     access = KVAccess(config, caches[1], torch.float32)
     access.write(0, access.slot_rows(case.inputs.slots), case.kv)
     assert torch.equal(caches[0].memory.bytes, caches[1].memory.bytes)
@@ -275,5 +321,5 @@ def test_a_token_that_is_not_a_number_spoils_its_row_alone(dtype: torch.dtype) -
     case = Case.of(config, [Asked(0, 1), Asked(0, 1), Asked(0, 1)], 16)
     case.kv[1, 0, 0, 5], case.kv[2, 1, 0, 7] = torch.nan, torch.inf
     out = torch.zeros_like(case.q)
-    PagedAttention(config, cache, FEW).begin_step(case.inputs)(0, case.q, case.kv, out)
+    PagedAttention(config, cache, FEW, TILE).begin_step(case.inputs)(0, case.q, case.kv, out)
     assert out.isfinite().flatten(1).all(1).tolist() == [True, False, False]

@@ -1,11 +1,12 @@
 """How chunks are cut into tiles."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.engine.backends.cuda.query_tiles import QueryTiles
+from diptych.engine.backends.cuda.query_tiles import QueryTiles, TileShape
 from diptych.engine.inputs import PrefillChunk
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=5)
@@ -31,7 +32,53 @@ def test_each_row_is_in_one_tile_at_its_position(lengths: list[tuple[int, int]],
     for chunk in chunks:
         expected += [(chunk.begin + i, chunk.start + i, table) for i in range(chunk.num_tokens)]
         table += len(chunk.block_ids)
-    assert found == expected
+    assert sorted(found) == expected
+
+
+@given(LENGTHS, st.integers(1, 16))
+def test_tiles_that_may_see_most_come_first(lengths: list[tuple[int, int]], size: int) -> None:
+    """Others of as many keys in the order of their rows."""
+    tiles = QueryTiles.of(chunks_of(lengths), size).fields.tolist()
+    assert tiles == sorted(tiles, key=lambda tile: (-(tile[1] + tile[2]), tile[0]))
+
+
+H100, A100, SMALLEST = 227 << 10, 163 << 10, 99 << 10  # bytes of shared memory for a program
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_what_is_multiplied_fits(head_dim: int, kv_dtype: torch.dtype) -> None:
+    """Queries, and keys and values of two tiles, one of which is read meanwhile."""
+    shapes = {
+        limit: TileShape.of(head_dim, torch.bfloat16, kv_dtype, limit)
+        for limit in (H100, A100, SMALLEST)
+    }
+    for limit, shape in shapes.items():
+        num_keys = max(shape.num_keys, shape.num_masked_keys)
+        assert head_dim * (2 * shape.num_queries + 4 * num_keys * kv_dtype.itemsize) <= limit
+    assert shapes[A100] == shapes[SMALLEST]
+    assert shapes[H100].num_keys >= shapes[A100].num_keys
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "kv_dtype", "limit", "shape"),
+    [
+        (128, torch.bfloat16, torch.bfloat16, H100, (128, 128, 64)),
+        (128, torch.float16, torch.int8, H100, (128, 64, 64)),
+        (256, torch.bfloat16, torch.bfloat16, H100, (128, 32, 32)),
+        (128, torch.bfloat16, torch.bfloat16, A100, (128, 32, 32)),
+        (64, torch.bfloat16, torch.float8_e4m3fn, A100, (64, 64, 64)),
+        (64, torch.float32, torch.float32, H100, (64, 64, 64)),
+    ],
+)
+def test_tiles_are_as_large_as_registers_hold(
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    limit: int,
+    shape: tuple[int, int, int],
+) -> None:
+    assert TileShape.of(head_dim, dtype, kv_dtype, limit) == shape
 
 
 @given(LENGTHS, st.sets(st.integers(0, 120), max_size=6))

@@ -256,7 +256,7 @@ def test_flashinfer_attends_where_the_setting_says_so(
     created: list[object] = []
     monkeypatch.setattr(fake_flashinfer, "CREATED", created)
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    gpu = SimpleNamespace(multi_processor_count=1)
+    gpu = SimpleNamespace(multi_processor_count=1, shared_memory_per_block_optin=99 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     config = config_of(2, 1, 64, None)
     cache = KVCache(config, 2, BLOCK_SIZE, torch.bfloat16)

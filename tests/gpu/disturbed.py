@@ -49,15 +49,15 @@ def check(
     *,
     num_rounds: int = 3,
     num_alone: int = 40,
-    num_pulls: int = 12,
+    round_s: float = 1.5,
 ) -> Disturbed:
-    """In turn without pulls and beside them; whole steps of both are counted."""
+    """In turn without pulls and beside them, for so long; whole steps of both are counted."""
     told = f"{model.name}, {batch}, {case!r}"
     rig = speed.Rig(model, backend, dtype, "none")
     (plan,) = rig.plans(batch)
     try:
         return asyncio.run(
-            _check(told, case, rig, plan, str(backend.device), num_rounds, num_alone, num_pulls)
+            _check(told, case, rig, plan, str(backend.device), num_rounds, num_alone, round_s)
         )
     except handoff.NotJoinedError as error:
         return Disturbed(told, "", str(error), 0.0, 0.0, 0, 0.0, 0.0, MAX_DELAY, False)
@@ -71,11 +71,11 @@ async def _check(
     device: str,
     num_rounds: int,
     num_alone: int,
-    num_pulls: int,
+    round_s: float,
 ) -> Disturbed:
     loop = asyncio.get_running_loop()
     alone, beside = list[float](), list[float]()
-    pulling_s = 0.0
+    pulling_s, num_pulls = 0.0, 0
     with ThreadPoolExecutor(1) as thread:
         async with handoff.joined(case, device) as (reader, pair, request, _):
             await reader.pairs.open_pull(request).run()  # the first is not warm
@@ -86,8 +86,9 @@ async def _check(
                 stepping = loop.run_in_executor(thread, rig.ends, until(over, plan))
                 begin_s = loop.time()
                 try:
-                    for _ in range(num_pulls):
+                    while loop.time() - begin_s < round_s:
                         await reader.pairs.open_pull(request).run()
+                        num_pulls += 1
                 finally:
                     over.set()
                 pulling_s += loop.time() - begin_s
@@ -101,7 +102,7 @@ async def _check(
         alone_s=alone_s,
         beside_s=beside_s,
         num_steps=len(beside),
-        pull_s=pulling_s / (num_rounds * num_pulls),
+        pull_s=pulling_s / num_pulls,
         delay=delay,
         wanted=MAX_DELAY,
         holds=delay <= MAX_DELAY,

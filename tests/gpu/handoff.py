@@ -78,8 +78,11 @@ def cache_of(case: Case, where: str, device: str) -> KVCache:
     """Blocks for a pull and for probes."""
 
     def on_device(num_bytes: int) -> KVMemory:
-        kind = _StandIn if device == "cpu" else DeviceKVMemory
-        return kind(num_bytes, torch.device(device))
+        if device == "cpu":
+            return _StandIn(num_bytes, torch.device(device))
+        from diptych.engine.backends.cuda.kv_memory import CudaKVMemory  # needs triton
+
+        return CudaKVMemory(num_bytes, torch.device(device))
 
     shape = config_of(case.num_heads, case.num_heads, _HEAD_DIM, None)
     num = case.num_blocks + NUM_SCRATCH

@@ -20,6 +20,8 @@ if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed: its kernels cannot be tried")
 
+import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
 from diptych.engine.backends.cuda.backend import CudaBackend
@@ -33,13 +35,29 @@ def _dot(self: InterpreterBuilder, a: Any, b: Any, d: Any, *how: Any) -> Any:
 
     numpy's product of float32 has not, on some processors; one of float64 has once it is rounded.
     """
-    if not all(each.data.dtype == np.float32 for each in (a, b, d)):
+    factors = [each.data for each in (a, b)]
+    if a.dtype.scalar == b.dtype.scalar == tl.float8e4nv:
+        bits = (torch.from_numpy(np.ascontiguousarray(each)) for each in factors)
+        factors = [each.view(torch.float8_e4m3fn).float().numpy() for each in bits]
+    if not all(each.dtype == np.float32 for each in (*factors, d.data)):
         return _create_dot(self, a, b, d, *how)
-    product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+    product = np.matmul(*factors, dtype=np.float64).astype(np.float32)
     return TensorHandle(product + d.data, d.dtype.scalar)
 
 
 InterpreterBuilder.create_dot = _dot
+_convert_float = interpreter._convert_float
+
+
+def _converted(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+    """Into e4m3 as devices convert: triton's own neither carries nor knows NaN."""
+    if target != tl.float8e4nv or source != tl.float32:
+        return _convert_float(numbers, source, target, rounding)
+    floats = torch.from_numpy(np.ascontiguousarray(numbers).view(np.float32))
+    return floats.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
+interpreter._convert_float = _converted
 
 
 @contextmanager

@@ -84,11 +84,10 @@ class CudaBackend:
             raise ConfigurationError(
                 "quantization int8 needs device cpu (got cuda, which has int8-weights)"
             )
-        if quantization == "int8-weights":
-            return DeviceStore(self._torch.weights(dtype, "none"), rounds_to_int8=True)
         if quantization == "fp8" and self.device.type == "cuda":
             self._check_fp8(dtype)
-        return DeviceStore(self._torch.weights(dtype, quantization))
+        plain = self._torch.weights(dtype, "none")
+        return DeviceStore(plain, self._num_processors(), quantization)
 
     def _check_fp8(self, dtype: torch.dtype) -> None:
         """Raises ConfigurationError: no products of 8-bit floats with scales by rows."""

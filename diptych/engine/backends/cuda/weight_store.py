@@ -1,14 +1,16 @@
-"""Weights on a device: plain ones, and whole numbers by groups, as they are stored or rounded."""
+"""Weights on a device: plain ones, and small numbers, as they are stored or rounded."""
 
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Weights
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
 from diptych.engine.backends.torch.int8_linear import quantise_weight
 from diptych.engine.model.compact import Weight
 from diptych.engine.model.grouped import SPAN, GroupedWeight, GroupFormat, Numbers
 from diptych.engine.model.parts import Fp8Store, GroupedStore, Linear, WeightStore
 from diptych.errors import ConfigurationError
+from diptych.formats import Quantization
 
 _ZERO = 128  # of whole numbers from -127 to 127, as bytes without a sign
 
@@ -16,9 +18,15 @@ _ZERO = 128  # of whole numbers from -127 to 127, as bytes without a sign
 class DeviceStore:
     """Implements ``WeightStore``."""
 
-    def __init__(self, plain: WeightStore, *, rounds_to_int8: bool = False) -> None:
+    def __init__(
+        self, plain: WeightStore, num_processors: int, quantization: Quantization = "none"
+    ) -> None:
         """plain: keeps all that is stored as floats, unless linear layers are rounded."""
-        self._plain, self._rounds_to_int8 = plain, rounds_to_int8
+        self._plain, self._num_processors = plain, num_processors
+        self._rounds_to_int8 = quantization == "int8-weights"
+        self._fp8: DeviceFp8Weights | None = None
+        if quantization == "fp8":
+            self._fp8 = DeviceFp8Weights(plain.device, plain.dtype, num_processors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -30,12 +38,12 @@ class DeviceStore:
 
     @property
     def grouped(self) -> GroupedStore | None:
-        is_kept = self.fp8 is None and not self._rounds_to_int8
-        return _GroupedStore(self.device) if is_kept else None
+        is_kept = self._fp8 is None and not self._rounds_to_int8
+        return _GroupedStore(self.device, self._num_processors) if is_kept else None
 
     @property
     def fp8(self) -> Fp8Store | None:
-        return self._plain.fp8
+        return self._fp8
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         return self._plain.allocate(num_rows, num_columns)
@@ -44,28 +52,30 @@ class DeviceStore:
         """Compact weights are widened here."""
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
-        if self._rounds_to_int8:
-            assert isinstance(weight, Tensor), "compact weights are not allocated"
-            return GroupedLinear(_rounded(weight), bias)
-        return self._plain.linear(weight, bias)
+        if self._fp8 is None and not self._rounds_to_int8:
+            return self._plain.linear(weight, bias)
+        assert isinstance(weight, Tensor), "compact weights are not allocated"
+        if self._fp8 is not None:
+            return self._fp8.linear(self._fp8.rounded(weight), bias)
+        return GroupedLinear(_rounded(weight), bias, num_processors=self._num_processors)
 
     def tied_head(self, embedding: Weight) -> Linear:
-        if self._rounds_to_int8:
-            return self.linear(embedding, None)
-        return self._plain.tied_head(embedding)
+        if self._fp8 is None and not self._rounds_to_int8:
+            return self._plain.tied_head(embedding)
+        return self.linear(embedding, None)
 
 
 class _GroupedStore:
     """Implements ``GroupedStore``."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, num_processors: int) -> None:
+        self._device, self._num_processors = device, num_processors
 
     def allocate(self, kind: GroupFormat) -> GroupedWeight | None:
         return GroupedWeight.empty(kind, self._device) if takes(kind) else None
 
     def linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear:
-        return GroupedLinear(weight, bias)
+        return GroupedLinear(weight, bias, num_processors=self._num_processors)
 
 
 def _rounded(weight: Tensor) -> GroupedWeight:

@@ -66,26 +66,34 @@ class ScaledFp8Linear:
     def __init__(self, weight: Fp8Weight, bias: Tensor | None = None) -> None:
         """weight: copied where its sizes are no multiples of 16."""
         self.out_features, self.in_features = weight.numbers.shape
-        num_rows, self._num_columns = map(_rounded_up, weight.numbers.shape)
+        num_rows, num_columns = map(_rounded_up, weight.numbers.shape)
         lacking = num_rows - self.out_features
-        self._numbers = _filled_up(weight.numbers, num_rows, self._num_columns)
-        self._scales = F.pad(weight.scales, (0, 0, 0, lacking)) if lacking else weight.scales
+        self.numbers = _filled_up(weight.numbers, num_rows, num_columns)
+        self.scales = F.pad(weight.scales, (0, 0, 0, lacking)) if lacking else weight.scales
         self._bias = bias if bias is None or not lacking else F.pad(bias, (0, lacking))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if not len(x):
-            return x.new_empty(0, self.out_features) if out is None else out
-        rows = round_rows(x)
-        y: Tensor = torch._scaled_mm(
-            _filled_up(rows.numbers, len(x), self._num_columns),
-            self._numbers.t(),
+        y = x.new_empty(len(x), self.out_features) if out is None else out
+        if len(x):
+            self.multiply_rounded(round_rows(x), y)
+        return y
+
+    def multiply_rounded(self, rows: Rounded, out: Tensor) -> None:
+        """rows: filled up, or not yet. out: [num_rows, out_features]."""
+        num_outputs, num_columns = self.numbers.shape
+        is_whole = num_outputs == self.out_features
+        y = out if is_whole else out.new_empty(len(out), num_outputs)
+        torch._scaled_mm(
+            _filled_up(rows.numbers, len(out), num_columns),
+            self.numbers.t(),
             scale_a=rows.scales,
-            scale_b=self._scales.t(),
+            scale_b=self.scales.t(),
             bias=self._bias,
-            out_dtype=x.dtype,
+            out_dtype=out.dtype,
+            out=y,
         )
-        y = y[:, : self.out_features]
-        return y.contiguous() if out is None else out.copy_(y)
+        if not is_whole:
+            out.copy_(y[:, : self.out_features])
 
 
 def _rounded_up(size: int) -> int:
@@ -125,8 +133,12 @@ class Fp8Weights:
         if not bool(weight.scales.isfinite().all()):
             raise ConfigurationError("quantization fp8: a weight is not a finite number")
         if works(self._device, self._dtype):
-            return ScaledFp8Linear(weight, bias)
+            return self._scaled(weight, bias)
         return PlainFp8Linear(weight, bias)
+
+    def _scaled(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        """Where torch has such products."""
+        return ScaledFp8Linear(weight, bias)
 
 
 @cache

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from diptych.engine.backends.cuda import grouped_linear
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
 from tests.engines import PLAIN, load_decoder
@@ -39,14 +41,19 @@ def weight_of(kind: GroupFormat, seed: int, *, in_order: bool = True) -> Grouped
     return weight._replace(order=torch.randperm(kind.num_columns, generator=generator))
 
 
-@settings(deadline=None, max_examples=20)
+def linear_of(weight: GroupedWeight, bias: Tensor | None = None) -> GroupedLinear:
+    return GroupedLinear(weight, bias, num_processors=8)
+
+
+@settings(deadline=None, max_examples=40)
 @given(
-    num_rows=st.integers(1, 70),
+    num_rows=st.one_of(st.integers(1, 3), st.integers(4, 70)),
     num_outputs=st.integers(1, 70),
-    num_groups=st.integers(1, 3),
-    num_spans=st.integers(1, 6),
+    num_groups=st.one_of(st.integers(1, 3), st.just(32)),
+    num_spans=st.one_of(st.integers(1, 6), st.just(32)),
     numbers=st.sampled_from(Numbers),
     in_order=st.booleans(),
+    is_symmetric=st.booleans(),
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
@@ -57,6 +64,7 @@ def test_products(
     num_spans: int,
     numbers: Numbers,
     in_order: bool,
+    is_symmetric: bool,
     has_bias: bool,
     seed: int,
 ) -> None:
@@ -64,11 +72,13 @@ def test_products(
     size = 32 * num_spans
     kind = GroupFormat(num_outputs, num_groups * size, numbers, size)
     weight = weight_of(kind, seed, in_order=in_order)
+    if is_symmetric and weight.zeros is not None:
+        weight.zeros.fill_(1 << (numbers.bits - 1))
     bias = torch.arange(num_outputs).float() if has_bias else None
     x = torch.full((num_rows + 1, kind.num_columns), torch.nan)[:num_rows]
     x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
     out = torch.full((num_rows + 1, num_outputs), torch.nan)
-    assert GroupedLinear(weight, bias)(x, out[:num_rows]).data_ptr() == out.data_ptr()
+    assert linear_of(weight, bias)(x, out[:num_rows]).data_ptr() == out.data_ptr()
     want = x.double() @ weight.widened().double().T + (0 if bias is None else bias)
     magnitude = x.abs().double() @ weight.widened().abs().double().T + 100
     assert bool(((out[:num_rows] - want).abs() <= 1e-6 * magnitude).all())
@@ -77,15 +87,41 @@ def test_products(
 
 def test_of_no_rows() -> None:
     weight = weight_of(GroupFormat(5, 32, Numbers.INT4, 32), 0)
-    assert GroupedLinear(weight)(torch.empty(0, 32)).shape == (0, 5)
+    assert linear_of(weight)(torch.empty(0, 32)).shape == (0, 5)
 
 
-def test_a_row_has_the_same_bits_in_any_batch_of_few_and_of_many() -> None:
-    linear = GroupedLinear(weight_of(GroupFormat(40, 128, Numbers.INT4, 64), 1))
-    x = torch.randn(70, 128)
-    for rows in (slice(3, 4), slice(2, 15)):
-        assert torch.equal(linear(x[:16])[rows], linear(x[rows]))
-    assert torch.equal(linear(x)[20:40], linear(x[20:40]))
+@pytest.mark.parametrize("numbers", Numbers)
+def test_a_row_has_the_same_bits_in_any_batch_of_2_to_16_and_of_17_to_64(numbers: Numbers) -> None:
+    """Inputs in parts, as processors are left over."""
+    linear = linear_of(weight_of(GroupFormat(40, 2048, numbers, 128), 1), torch.arange(40.0))
+    x = torch.randn(64, 2048, generator=torch.Generator().manual_seed(0))
+    for rows, most in ((slice(3, 5), 16), (slice(2, 15), 16), (slice(1, 19), 64)):
+        assert torch.equal(linear(x[:most])[rows], linear(x[rows]))
+
+
+@pytest.mark.parametrize("num_rows", [2, 40, 70])
+@pytest.mark.parametrize("numbers", Numbers)
+def test_what_is_no_number_stays_in_its_row(numbers: Numbers, num_rows: int) -> None:
+    linear = linear_of(weight_of(GroupFormat(40, 128, numbers, 64), 1))
+    x = torch.randn(num_rows, 128, generator=torch.Generator().manual_seed(0))
+    wanted = linear(x)
+    x[1, 3] = torch.nan
+    got = linear(x)
+    assert bool(got[1].isnan().all())
+    assert torch.equal(got[torch.arange(num_rows) != 1], wanted[torch.arange(num_rows) != 1])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("numbers", Numbers)
+def test_many_rows_take_a_part_of_a_wide_weight_at_a_time(
+    numbers: Numbers, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_linear, "_MAX_WIDENED_BYTES", 4 * 96 * 7)
+    weight = weight_of(GroupFormat(40, 96, numbers, 32), 1)
+    bias = torch.arange(40.0) if has_bias else None
+    x = torch.randn(65, 96, generator=torch.Generator().manual_seed(0))
+    want = F.linear(x, weight.widened(), bias)
+    torch.testing.assert_close(linear_of(weight, bias)(x), want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("group_size", [16, 24, 96])
@@ -119,7 +155,7 @@ def test_a_checkpoint_is_kept_in_its_numbers(scheme: Scheme, is_kept: bool, tmp_
 
 
 def test_every_8_bit_float() -> None:
-    """Negative ones, the smallest and the largest."""
+    """Negative ones, the smallest and the largest; by each of the kernels."""
     bits = torch.arange(256)[(torch.arange(256) & 127) != 127].to(torch.uint8)
     weight = GroupedWeight.empty(GroupFormat(len(bits), 32, Numbers.FP8, 32), HOST)
     weight.pack(bits[:, None].expand(-1, 32))
@@ -127,7 +163,9 @@ def test_every_8_bit_float() -> None:
     x = torch.zeros(1, 32)
     x[0, 5] = 1.0
     want = 3.0 * bits.view(torch.float8_e4m3fn).float()
-    assert torch.equal(GroupedLinear(weight)(x)[0], want)
+    for num_rows in (1, 2, 17, 65):
+        got = linear_of(weight)(x.expand(num_rows, -1))
+        assert torch.equal(got, want.expand(num_rows, -1))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)

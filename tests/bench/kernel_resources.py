@@ -2,7 +2,7 @@
 
     python -m tests.bench.kernel_resources
 
-Layers of real shapes are run in bfloat16 on tensors of the host, products with weights of whole
+Layers of real shapes are run in bfloat16 on tensors of the host, products with weights of small
 numbers too, tokens drawn and blocks digested; each launch is compiled as it would be for a
 device, with its own arguments and constants, and not carried out. The figures are cuobjdump's,
 of the machine code; it comes with triton. ``--json FILE`` writes them there.
@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 from diptych.engine.backends.cuda import kv_memory, sampler
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, DeviceFp8Weights
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.backends.cuda.query_tiles import TileShape
 from diptych.engine.inputs import StepInputs, build_inputs
@@ -38,7 +39,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
 from diptych.engine.model.layers import LayerBuffers, run_layers
-from diptych.engine.model.parts import Rotation
+from diptych.engine.model.parts import Linear, Rotation
 from diptych.engine.model.weights import LayerWeights
 from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.sampling_params import SamplingParams
@@ -47,6 +48,7 @@ from tests.gpu.models import MODELS
 
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program: A100, H100
 CAPABILITIES = tuple(MAX_SHARED_BYTES)
+_FP8_CAPABILITY = 90  # the first that multiplies 8-bit floats
 BLOCK_SIZE = 32
 _NUM_PROCESSORS = 132  # an H100's: contexts of single tokens are cut into parts
 
@@ -106,16 +108,39 @@ def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resou
 
 
 def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
-    """Of the products of few rows and of many with a weight of small numbers."""
-    kind = GroupFormat(4096, 4096, numbers, 128)
-    linear = GroupedLinear(GroupedWeight.empty(kind, torch.device("cpu")))
+    """Of the products with a weight of small numbers, of one row, few, some and many."""
+    linears = []
+    for group_size, zero in ((128, 0), (128, 1 << (numbers.bits - 1)), (4096, 0), (32, 0)):
+        weight = GroupedWeight.empty(
+            GroupFormat(4096, 4096, numbers, group_size), torch.device("cpu")
+        )
+        if weight.zeros is not None:
+            weight.zeros.fill_(zero)
+        linears.append(GroupedLinear(weight, num_processors=_NUM_PROCESSORS))
+    return _of_products(f"{numbers.name} weights", linears, (1, 16, 64, 65), capability)
+
+
+def measure_fp8_products(capability: int) -> list[Resources]:
+    """Of those of 8-bit floats with scales by rows, but for torch's own."""
+    store = DeviceFp8Weights(torch.device("cpu"), torch.bfloat16, _NUM_PROCESSORS)
+    linears = []
+    for num_outputs, num_inputs in ((4096, 14_336), (28_672, 4096)):
+        weight = store.allocate(num_outputs, num_inputs)
+        linears.append(DeviceFp8Linear(weight, None, _NUM_PROCESSORS))
+    return _of_products("fp8", linears, (1, 16, 64), capability)
+
+
+def _of_products(
+    model: str, linears: Sequence[Linear], nums_rows: Sequence[int], capability: int
+) -> list[Resources]:
+    found: dict[str, Resources] = {}
     with _compiled_for(capability) as launches:
-        for num_rows in (1, 300):
-            linear(torch.zeros(num_rows, kind.num_columns, dtype=torch.bfloat16))
-        return [
-            _resources(f"{numbers.name} weights", "-", capability, kernel, constants)
-            for kernel, constants in launches
-        ]
+        for linear in linears:
+            for num_rows in nums_rows:
+                linear(torch.zeros(num_rows, linear.in_features, dtype=torch.bfloat16))
+        for kernel, constants in launches:
+            found.setdefault(kernel.hash, _resources(model, "-", capability, kernel, constants))
+    return list(found.values())
 
 
 @contextmanager
@@ -227,6 +252,8 @@ def largest(found: Sequence[Resources]) -> list[str]:
     for kernel in sorted({part.kernel for part in found}):
         cells = [
             f"{max(p.num_registers for p in own)}, {max(p.num_shared_bytes for p in own):,}"
+            if own
+            else "-"
             for own in (
                 [p for p in found if (p.kernel, p.capability) == (kernel, capability)]
                 for capability in CAPABILITIES
@@ -255,6 +282,12 @@ def main() -> None:
         for numbers in Numbers
         for capability in CAPABILITIES
         for part in measure_products(numbers, capability)
+    ]
+    found += [
+        part
+        for capability in CAPABILITIES
+        if capability >= _FP8_CAPABILITY
+        for part in measure_fp8_products(capability)
     ]
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))

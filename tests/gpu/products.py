@@ -32,7 +32,7 @@ _NUMBERS = {"4 bits": Numbers.INT4, "8 bits": Numbers.INT8, "fp8 by groups": Num
 CASES = tuple(
     Case(stored, num_rows, *shape)
     for stored in ("4 bits", "8 bits", "fp8 by groups", "fp8")
-    for num_rows in (1, 16, 64, 2048)
+    for num_rows in (1, 4, 16, 64, 256, 2048)
     for shape in ((6144, 4096), (28_672, 4096), (4096, 14_336))
 )
 

@@ -22,6 +22,8 @@ KERNELS = {
     "add_norm", "add_words", "attend_parts", "attend_tiles", "cut", "draw", "find_largest", "gate",
     "merge_parts", "norm", "rotate", "weigh", "write",
 }  # fmt: skip
+OF_GROUPS = {"add_parts", "multiply", "sum_groups", "widen"}
+OF_FP8 = {"add_parts", "multiply_rounded", "round_rows", "sum_row"}
 # Of a program. What sm_80 gets is what smaller devices get, which have 99 KiB.
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 
@@ -42,9 +44,17 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
         check=True,
     )
     found = json.loads(out.read_text())
-    products = [part for part in found if part["kernel"] == "multiply"]
-    assert len(products) == 3 * 2 * 2, "of each kind of numbers, few rows and many"
-    layers = [part for part in found if part not in products]
+    layers = [part for part in found if part["cache"] != "-"]
+    products = {(part["model"], part["capability"], part["kernel"]) for part in found}
+    products -= {(part["model"], part["capability"], part["kernel"]) for part in layers}
+    wanted = {
+        (f"{numbers} weights", capability, kernel)
+        for numbers in ("INT4", "INT8", "FP8")
+        for capability in (80, 90)
+        for kernel in OF_GROUPS
+    }
+    wanted |= {("INT8 weights", capability, "sum_row") for capability in (80, 90)}
+    assert products == wanted | {("fp8", 90, kernel) for kernel in OF_FP8}
     kinds = Counter((part["model"], part["capability"]) for part in layers)
     assert len(kinds) == 5 * 2
     for model, capability in kinds:
@@ -60,7 +70,7 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
         assert part["num_shared_bytes"] <= MAX_SHARED_BYTES[part["capability"]], part
     document = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
     in_document = set(re.findall(r"^\| `(\w+)` \|", document, re.MULTILINE))
-    assert in_document == KERNELS | {"multiply"}
+    assert in_document == KERNELS | OF_GROUPS | OF_FP8
     if f"triton {version('triton')}," in document:  # others compile otherwise
         lines = kernel_resources.largest([kernel_resources.Resources(**part) for part in found])
         assert "\n".join(lines) in document

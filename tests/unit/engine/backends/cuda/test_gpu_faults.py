@@ -142,7 +142,7 @@ def test_a_batch_beside_pulls_is_measured(limit: float, monkeypatch: pytest.Monk
         torch.float32,
         num_rounds=2,
         num_alone=3,
-        num_pulls=2,
+        round_s=0.2,
     )
     assert (found.message, found.wanted, found.holds) == ("", limit, limit > 0)
     assert found.num_steps >= 4

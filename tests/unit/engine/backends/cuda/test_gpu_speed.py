@@ -92,7 +92,7 @@ def test_8_bit_floats_are_compared_with_the_same_step(
 
 def test_rates_of_copies_and_products() -> None:
     found = speed.ceilings(CPU, torch.float32, 16, lambda do: once(do) * 1e9)
-    assert found == Ceilings(2 * 16 * 16**2, 2 * 16**3, 2 * 16**3)
+    assert found == Ceilings(8 * 2 * 16 * 16**2, 8 * 2 * 16**3, 8 * 2 * 16**3)
 
 
 def test_what_is_wanted_of_real_shapes() -> None:

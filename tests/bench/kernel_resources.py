@@ -127,7 +127,27 @@ def measure_fp8_products(capability: int) -> list[Resources]:
     for num_outputs, num_inputs in ((4096, 14_336), (28_672, 4096)):
         weight = store.allocate(num_outputs, num_inputs)
         linears.append(DeviceFp8Linear(weight, None, _NUM_PROCESSORS))
-    return _of_products("fp8", linears, (1, 16, 64), capability)
+    return _of_products("fp8", linears, (1, 16, 64), capability) + _rounding_beside(capability)
+
+
+def _rounding_beside(capability: int) -> list[Resources]:
+    """What a layer's other kernels take where they round, once a product asked for that."""
+    config = ModelConfig.from_hf(MODELS["Llama-3.1-8B"])
+    size, dtype = config.hidden_size, torch.bfloat16
+    ops = CudaBackend(torch.device("cpu")).layer_ops(config, dtype)
+    x, weight = torch.zeros(1, size, dtype=dtype), torch.ones(size)
+    gated = torch.zeros(1, config.intermediate_size, dtype=dtype)
+    store = DeviceFp8Weights(torch.device("cpu"), dtype, _NUM_PROCESSORS)
+    linear = DeviceFp8Linear(store.allocate(size, size), None, _NUM_PROCESSORS)
+    with _compiled_for(capability) as launches:
+        ops.multiply(linear, x, torch.empty_like(x))
+        launches.clear()
+        ops.norm(x, weight, x)
+        ops.add_norm(x, x, None, weight, x)
+        ops.gate(torch.cat((gated, gated), 1), gated)
+        return [
+            _resources("fp8", "-", capability, kernel, constants) for kernel, constants in launches
+        ]
 
 
 def _of_products(

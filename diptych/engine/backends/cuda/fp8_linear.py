@@ -10,7 +10,12 @@ from diptych.engine.backends.cuda import product_parts
 from diptych.engine.backends.cuda.kernels import fp8
 from diptych.engine.backends.cuda.product_parts import Parts
 from diptych.engine.backends.cuda.row_sums import sum_row
-from diptych.engine.backends.torch.fp8_linear import Fp8Weights, Rounded, ScaledFp8Linear
+from diptych.engine.backends.torch.fp8_linear import (
+    Fp8Weights,
+    Rounded,
+    ScaledFp8Linear,
+    filled_size,
+)
 from diptych.engine.model.fp8 import Fp8Weight
 from diptych.engine.model.parts import Linear
 
@@ -55,7 +60,7 @@ class DeviceFp8Linear:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         y = x.new_empty(len(x), self.out_features) if out is None else out
         if len(x):
-            self.multiply_rounded(round_rows(x, self._numbers.shape[1]), y)
+            self.multiply_rounded(round_rows(x), y)
         return y
 
     def multiply_rounded(self, rows: Rounded, out: Tensor) -> None:
@@ -100,13 +105,11 @@ class DeviceFp8Linear:
             product_parts.add(sums, self._bias, y)
 
 
-def round_rows(x: Tensor, num_columns: int) -> Rounded:
-    """In one launch. x: [num_rows, size]; num_columns: of the result, zeros behind the size."""
+def round_rows(x: Tensor) -> Rounded:
+    """In one launch. x: [num_rows, size]."""
     num_rows, size = x.shape
-    rows = Rounded(
-        torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=x.device),
-        torch.empty(num_rows, 1, device=x.device),
-    )
+    rows = memory_of(num_rows, size, x.device)
+    num_columns = rows.numbers.shape[1]
     width = triton.next_power_of_2(num_columns)
     fp8.round_rows[(num_rows,)](
         x.contiguous(),
@@ -118,6 +121,15 @@ def round_rows(x: Tensor, num_columns: int) -> Rounded:
         num_warps=min(32, max(4, width // 512)),
     )
     return rows
+
+
+def memory_of(num_rows: int, size: int, device: torch.device) -> Rounded:
+    """For rows that a kernel rounds: as many columns as products take, zeros behind the size."""
+    num_columns = filled_size(size)
+    return Rounded(
+        torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(num_rows, 1, device=device),
+    )
 
 
 class DeviceFp8Weights(Fp8Weights):

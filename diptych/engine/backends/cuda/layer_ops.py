@@ -1,33 +1,74 @@
 """A layer's row-wise operations as Triton kernels."""
 
+from typing import NamedTuple
+
+import torch
 import triton
 from torch import Tensor
 
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, memory_of
 from diptych.engine.backends.cuda.kernels import heads, rows
+from diptych.engine.backends.torch.fp8_linear import Rounded
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.layer_config import Activation
 from diptych.engine.model.parts import Linear, Rotation
 
 _SPAN = 1024  # numbers of a row that one program gates
+_ROUNDED_SPAN = 16_384  # that it gates and rounds, at the most: those of a whole row
+
+
+class _Rows(NamedTuple):
+    """What was written last, and rounded beside."""
+
+    address: int
+    shape: torch.Size
+    rounded: Rounded
+
+
+class _Beside(NamedTuple):
+    """What a kernel is told of it."""
+
+    numbers: Tensor | None
+    scales: Tensor | None
+    num_columns: int  # of the numbers, or of the rows themselves
 
 
 class TritonLayerOps:
-    """Of one model. Implements ``LayerOps``."""
+    """Of one model. Implements ``LayerOps``.
+
+    Of a model in 8-bit floats the norms and gates round their results too, where rows are at
+    hand: a launch for each product is spared. That lasts until the next product.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
+        self._takes_rounded = False  # whether a product was one of 8-bit floats
+        self._last: _Rows | None = None
 
     def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
-        linear(x, out)
+        """Of 8-bit floats those that lie beside x, if it is what was normed or gated just now."""
+        last, self._last = self._last, None
+        if not isinstance(linear, DeviceFp8Linear):
+            linear(x, out)
+            return
+        self._takes_rounded = True
+        if last is not None and (last.address, last.shape) == (x.data_ptr(), x.shape):
+            linear.multiply_rounded(last.rounded, out)
+        else:
+            linear(x, out)
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         num_rows, size = x.shape
-        width = triton.next_power_of_2(size)
+        beside = self._beside(out)
+        width = triton.next_power_of_2(beside.num_columns)
         rows.norm[(num_rows,)](
             x,
             weight,
             out,
+            beside.numbers,
+            beside.scales,
             size,
+            beside.num_columns,
             self._config.rms_norm_eps,
             width=width,
             num_warps=_num_warps(width),
@@ -37,14 +78,18 @@ class TritonLayerOps:
         self, x: Tensor, y: Tensor, y_weight: Tensor | None, weight: Tensor | None, out: Tensor
     ) -> None:
         num_rows, size = x.shape
-        width = triton.next_power_of_2(size)
+        beside = self._beside(out, is_wanted=weight is not None)
+        width = triton.next_power_of_2(beside.num_columns)
         rows.add_norm[(num_rows,)](
             x,
             y,
             y_weight,
             weight,
             out,
+            beside.numbers,
+            beside.scales,
             size,
+            beside.num_columns,
             self._config.rms_norm_eps,
             width=width,
             num_warps=_num_warps(width),
@@ -82,18 +127,35 @@ class TritonLayerOps:
 
     def gate(self, gate_up: Tensor, out: Tensor) -> None:
         num_rows, size = out.shape
-        rows.gate[(num_rows, triton.cdiv(size, _SPAN))](
+        beside = self._beside(out, is_wanted=size <= _ROUNDED_SPAN)
+        width, num_warps = min(_SPAN, triton.next_power_of_2(size)), 4
+        if beside.numbers is not None:  # by its largest: a row is one span
+            width = triton.next_power_of_2(beside.num_columns)
+            num_warps = min(32, max(4, width // 512))
+        rows.gate[(num_rows, triton.cdiv(size, width))](
             gate_up,
             out,
+            beside.numbers,
+            beside.scales,
             size,
+            beside.num_columns,
             is_gelu=self._config.activation is Activation.GELU_TANH,
-            width=min(_SPAN, triton.next_power_of_2(size)),
-            num_warps=4,
+            width=width,
+            num_warps=num_warps,
         )
 
     def multiply_gated(self, linear: Linear, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         self.multiply(linear, x, gate_up)
         self.gate(gate_up, out)
+
+    def _beside(self, out: Tensor, *, is_wanted: bool = True) -> "_Beside":
+        """Memory for the same in 8-bit floats, for the next product, if such are multiplied."""
+        self._last = None
+        if not is_wanted or not self._takes_rounded:
+            return _Beside(None, None, out.shape[1])
+        rounded = memory_of(len(out), out.shape[1], out.device)
+        self._last = _Rows(out.data_ptr(), out.shape, rounded)
+        return _Beside(*rounded, rounded.numbers.shape[1])
 
 
 def _num_warps(width: int) -> int:

@@ -66,7 +66,7 @@ class ScaledFp8Linear:
     def __init__(self, weight: Fp8Weight, bias: Tensor | None = None) -> None:
         """weight: copied where its sizes are no multiples of 16."""
         self.out_features, self.in_features = weight.numbers.shape
-        num_rows, num_columns = map(_rounded_up, weight.numbers.shape)
+        num_rows, num_columns = map(filled_size, weight.numbers.shape)
         lacking = num_rows - self.out_features
         self.numbers = _filled_up(weight.numbers, num_rows, num_columns)
         self.scales = F.pad(weight.scales, (0, 0, 0, lacking)) if lacking else weight.scales
@@ -96,7 +96,8 @@ class ScaledFp8Linear:
             out.copy_(y[:, : self.out_features])
 
 
-def _rounded_up(size: int) -> int:
+def filled_size(size: int) -> int:
+    """Of inputs or outputs, as torch's product takes them."""
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 

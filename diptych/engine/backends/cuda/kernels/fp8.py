@@ -20,6 +20,19 @@ def round_rows(
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, width)
     found = tl.load(x + row * size + places, mask=places < size, other=0.0).to(tl.float32)
+    store_rounded(found, numbers, scales, row, num_columns, width)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_rounded(
+    found: tl.tensor,  # [width] float32, a row; zeros behind its end
+    numbers: tl.tensor,
+    scales: tl.tensor,
+    row: tl.tensor,  # which one, int64
+    num_columns: int,
+    width: tl.constexpr,
+) -> None:
+    """Beside what else is made of it."""
     largest = tl.max(tl.where(found != found, float("inf"), tl.abs(found)), 0)
     scale = tl.div_rn(largest, _LARGEST)
     scale = tl.where(scale == float("inf"), float("nan"), scale)
@@ -28,6 +41,7 @@ def round_rows(
     # Rounding of the ratio must not lift the largest over what there is.
     got = found * ratio
     got = tl.where(got > _LARGEST, _LARGEST, tl.where(got < -_LARGEST, -_LARGEST, got))
+    places = tl.arange(0, width)
     to = numbers + row * num_columns + places
     tl.store(to, got.to(tl.float8e4nv), mask=places < num_columns)
     tl.store(scales + row, scale)

@@ -32,7 +32,7 @@ def test_rows_are_rounded_to_the_same_bits_in_one_launch(size: int, dtype: torch
     rows = (random(60, size) * torch.logspace(-36, 36, 60)[:, None]).to(dtype)
     rows[9] = 0.0
     rows[7, -1], rows[3, 0], rows[5, size // 2] = -torch.inf, torch.nan, torch.inf
-    got, want = round_rows(rows, size + 3), fp8_linear.round_rows(rows)
+    got, want = round_rows(rows), fp8_linear.round_rows(rows)
     torch.testing.assert_close(got.scales, want.scales, rtol=0, atol=0, equal_nan=True)
     is_finite = want.scales[:, 0].isfinite()
     assert is_finite.sum() == 57

@@ -3,12 +3,16 @@
 from tests.triton_interpreter import INTERPRETED
 
 # isort: split
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.cuda import fp8_linear
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, round_rows
+from diptych.engine.backends.torch.fp8_linear import Rounded
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.layer_config import Activation
@@ -89,6 +93,46 @@ def test_gate(activation: Activation, size: int) -> None:
     # Plain torch's 1 + tanh cancels: it is as exact as the product without the gate.
     bound = 3e-6 * (1 + (gate_up[:, :size] * gate_up[:, size:]).abs())
     assert bool(((outs[0] - outs[1]).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("size", [20, 64])
+def test_what_is_normed_or_gated_is_rounded_beside_for_products_of_8_bit_floats(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bits that it is rounded to by itself; and only what was written last."""
+    ops, _ = both(config_of(2, 1, 16, None))
+    linear = INTERPRETED.weights(torch.float32, "fp8").linear(rows(7, 8, size), None)
+    if not isinstance(linear, DeviceFp8Linear):
+        pytest.skip("this torch has no product of 8-bit floats on a CPU")
+    num_rounded = []
+
+    def counted(x: Tensor) -> Rounded:
+        num_rounded.append(len(x))
+        return round_rows(x)
+
+    monkeypatch.setattr(fp8_linear, "round_rows", counted)
+    x, y, weight = rows(1, NUM_ROWS, size), rows(2, NUM_ROWS, size), rows(3, size)
+    gate_up, other = rows(4, NUM_ROWS, 2 * size), rows(5, NUM_ROWS, size)
+    out, got = torch.empty(NUM_ROWS, size), torch.empty(NUM_ROWS, 8)
+    ops.multiply(linear, x, got)  # the first of them says that there are such products
+    assert num_rounded == [NUM_ROWS]
+    writes: tuple[Callable[[], None], ...] = (
+        lambda: ops.norm(x, weight, out),
+        lambda: ops.add_norm(x, y, None, weight, out),
+        lambda: ops.gate(gate_up, out),
+    )
+    for write in writes:
+        num_rounded.clear()
+        write()
+        ops.multiply(linear, out, got)
+        assert not num_rounded
+        assert torch.equal(got, linear(out))
+        write()
+        for each in (other, out):  # another one, and then once more what was written before
+            num_rounded.clear()
+            ops.multiply(linear, each, got)
+            assert num_rounded == [NUM_ROWS]
+            assert torch.equal(got, linear(each))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.cuda.float_linear import FloatLinear
 from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Weights
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
 from diptych.engine.backends.torch.int8_linear import quantise_weight
@@ -52,17 +53,20 @@ class DeviceStore:
         """Compact weights are widened here."""
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
-        if self._fp8 is None and not self._rounds_to_int8:
-            return self._plain.linear(weight, bias)
         assert isinstance(weight, Tensor), "compact weights are not allocated"
+        if self._fp8 is None and not self._rounds_to_int8:
+            return self._float(weight, bias)
         if self._fp8 is not None:
             return self._fp8.linear(self._fp8.rounded(weight), bias)
         return GroupedLinear(_rounded(weight), bias, num_processors=self._num_processors)
 
     def tied_head(self, embedding: Weight) -> Linear:
-        if self._fp8 is None and not self._rounds_to_int8:
-            return self._plain.tied_head(embedding)
         return self.linear(embedding, None)
+
+    def _float(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if weight.dtype.itemsize == 2 and weight.is_contiguous():
+            return FloatLinear(weight, bias)
+        return self._plain.linear(weight, bias)
 
 
 class _GroupedStore:

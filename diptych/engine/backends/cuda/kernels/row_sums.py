@@ -1,4 +1,4 @@
-"""One row by a weight with a scale for each output, in bytes or 8-bit floats."""
+"""One row by a weight in floats, or in small numbers with a scale for each output."""
 
 import triton
 import triton.language as tl
@@ -10,9 +10,9 @@ from diptych.engine.backends.cuda.kernels import unpack
 def sum_row(
     x: tl.tensor,  # [num_inputs]; e4m3, if the numbers are
     x_scale: tl.tensor,  # [1] float32, or None
-    numbers: tl.tensor,  # [num_outputs, num_inputs] e4m3, or uint8
+    numbers: tl.tensor,  # [num_outputs, num_inputs] e4m3, uint8, or floats as x
     offsets: tl.tensor,  # [num_outputs] float32, zeros less 128 times scales; None: none
-    scales: tl.tensor,  # [num_outputs] float32
+    scales: tl.tensor,  # [num_outputs] float32, or None
     bias: tl.tensor,  # [num_outputs], or None
     out: tl.tensor,  # [num_outputs]
     num_outputs: int,
@@ -42,12 +42,16 @@ def sum_row(
             sums += unpack.whole_float(found) * some[None, :]
             if offsets is not None:
                 counts += some
-        else:
+        elif found.dtype == tl.float8e4nv:
             # By float16: there are instructions for that.
             sums += (
                 found.to(tl.float16).to(tl.float32) * some.to(tl.float16).to(tl.float32)[None, :]
             )
-    result = tl.sum(sums, 1) * tl.load(scales + read)
+        else:
+            sums += found.to(tl.float32) * some.to(tl.float32)[None, :]
+    result = tl.sum(sums, 1)
+    if scales is not None:
+        result *= tl.load(scales + read)
     if offsets is not None:
         result -= tl.sum(counts, 0) * tl.load(offsets + read)
     if x_scale is not None:

@@ -136,7 +136,6 @@ def _rounding_beside(capability: int) -> list[Resources]:
     size, dtype = config.hidden_size, torch.bfloat16
     ops = CudaBackend(torch.device("cpu")).layer_ops(config, dtype)
     x, weight = torch.zeros(1, size, dtype=dtype), torch.ones(size)
-    gated = torch.zeros(1, config.intermediate_size, dtype=dtype)
     store = DeviceFp8Weights(torch.device("cpu"), dtype, _NUM_PROCESSORS)
     linear = DeviceFp8Linear(store.allocate(size, size), None, _NUM_PROCESSORS)
     with _compiled_for(capability) as launches:
@@ -144,7 +143,6 @@ def _rounding_beside(capability: int) -> list[Resources]:
         launches.clear()
         ops.norm(x, weight, x)
         ops.add_norm(x, x, None, weight, x)
-        ops.gate(torch.cat((gated, gated), 1), gated)
         return [
             _resources("fp8", "-", capability, kernel, constants) for kernel, constants in launches
         ]

@@ -115,7 +115,8 @@ def merge_parts(
         sink = score_forms.to_base_2(tl.load(sinks + tl.program_id(1)))
         peak = tl.maximum(peak, sink)
     weights = tl.where(is_filled, tl.exp2(log - peak), 0.0)
-    is_loaded = is_filled[:, None] & (dims < head_dim)[None, :]
+    # One without tokens left zeros: so nothing waits for the logarithms.
+    is_loaded = (members < num_parts)[:, None] & (dims < head_dim)[None, :]
     results = tl.load(parts + places[:, None] * head_dim + dims[None, :], mask=is_loaded, other=0.0)
     total = tl.sum(weights, 0)
     if sinks is not None:

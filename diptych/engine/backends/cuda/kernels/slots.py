@@ -1,11 +1,14 @@
 """Tokens of one head in their slots: float elements, or int8 with a scale for each token.
 
-8-bit floats (e4m3) come as bytes and are taken apart here: devices before sm_89 cannot convert
-them, and so they have the same bits everywhere.
+8-bit floats (e4m3) come as bytes: devices since sm_89 have an instruction that converts them, for
+others they are taken apart, into the same bits.
 """
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
+
+from diptych.engine.backends.cuda.kernels import unpack
 
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: added and taken away, it rounds half to even
 _TINY = tl.constexpr(1e-30)  # a scale below this is zero: its reciprocal would overflow
@@ -41,7 +44,8 @@ def read(
             scale = tl.load(scales + runs // 4 + slots, mask=is_own, other=0.0)
         else:
             scale = tl.load(scales + runs // 4 + slots)
-        tokens = tokens.to(tl.float32) * scale[:, None]
+        # Without a conversion from whole numbers, of which there are few at a time.
+        tokens = unpack.whole_float(tokens.to(tl.uint8, bitcast=True) ^ 0x80) * scale[:, None]
     elif layer.dtype.element_ty == tl.uint8:
         tokens = _from_e4m3(tokens)
     return tokens.to(dtype)
@@ -79,6 +83,8 @@ def write(
 @triton.jit  # type: ignore[untyped-decorator]
 def _from_e4m3(codes: tl.tensor) -> tl.tensor:
     """float32. Its fields are those of a float16, whose exponent counts from 8 less."""
+    if cuda_capability_geq(8, 9):
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
     magnitude = (codes & 0x7F).to(tl.uint16)
     halves = ((codes & 0x80).to(tl.uint16) << 8) | (magnitude << 7)
     values = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0

@@ -24,7 +24,7 @@ KERNELS = {
 }  # fmt: skip
 OF_GROUPS = {"add_parts", "multiply", "sum_groups", "widen"}
 OF_FP8 = {"add_parts", "multiply_rounded", "round_rows", "sum_row"}
-ROUNDING = {"add_norm", "gate", "norm"}
+ROUNDING = {"add_norm", "norm"}
 # Of a program. What sm_80 gets is what smaller devices get, which have 99 KiB.
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 

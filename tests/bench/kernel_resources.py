@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 from diptych.engine.backends.cuda import kv_memory, sampler
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.backend import CudaBackend
+from diptych.engine.backends.cuda.float_linear import FloatLinear
 from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, DeviceFp8Weights
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.backends.cuda.query_tiles import TileShape
@@ -118,6 +119,13 @@ def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
             weight.zeros.fill_(zero)
         linears.append(GroupedLinear(weight, num_processors=_NUM_PROCESSORS))
     return _of_products(f"{numbers.name} weights", linears, (1, 16, 64, 65), capability)
+
+
+def measure_float_products(capability: int) -> list[Resources]:
+    """Of those of 16-bit floats, but for torch's own: of one row."""
+    shapes = ((1024, 3072), (28_672, 4096), (576, 1536))
+    linears = [FloatLinear(torch.zeros(shape, dtype=torch.bfloat16)) for shape in shapes]
+    return _of_products("bfloat16 weights", linears, (1,), capability)
 
 
 def measure_fp8_products(capability: int) -> list[Resources]:
@@ -301,6 +309,7 @@ def main() -> None:
         for capability in CAPABILITIES
         for part in measure_products(numbers, capability)
     ]
+    found += [part for capability in CAPABILITIES for part in measure_float_products(capability)]
     found += [
         part
         for capability in CAPABILITIES

@@ -54,7 +54,11 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
         for capability in (80, 90)
         for kernel in OF_GROUPS
     }
-    wanted |= {("INT8 weights", capability, "sum_row") for capability in (80, 90)}
+    wanted |= {
+        (f"{numbers} weights", capability, "sum_row")
+        for numbers in ("INT8", "bfloat16")
+        for capability in (80, 90)
+    }
     assert products == wanted | {("fp8", 90, kernel) for kernel in OF_FP8 | ROUNDING}
     kinds = Counter((part["model"], part["capability"]) for part in layers)
     assert len(kinds) == 5 * 2

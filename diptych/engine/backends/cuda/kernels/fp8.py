@@ -84,7 +84,9 @@ def multiply_rounded(
             is_input = at + places < num_inputs
             a = tl.load(weights + at, mask=is_output & is_input[None, :], other=0.0)
             b = tl.load(some + at, mask=is_row & is_input[:, None], other=0.0)
-        sums = tl.dot(a, b, sums)
+        # Not into the sums at once: the matrix unit of sm_90 adds products of 8-bit floats to some
+        # 14 bits, and what is small beside the sum of all before it would be lost.
+        sums += tl.dot(a, b)
     sums *= tl.load(scales + outputs, mask=outputs < num_outputs, other=0.0)[:, None]
     sums *= tl.load(x_scales + rows, mask=rows < num_rows, other=0.0)[None, :]
     if bias is not None:

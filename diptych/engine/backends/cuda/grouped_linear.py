@@ -151,11 +151,15 @@ class GroupedLinear:
         step = max(1, _MAX_WIDENED_BYTES // (self.in_features * x.itemsize))
         for begin in range(0, self.out_features, step):
             end = min(begin + step, self.out_features)
-            weight = self._widened(begin, end, x)
-            if self._bias is None:
-                torch.mm(x, weight.t(), out=y[:, begin:end])
-            else:
-                torch.addmm(self._bias[begin:end], x, weight.t(), out=y[:, begin:end])
+            self._multiply_part(x, y[:, begin:end], begin, end)
+
+    def _multiply_part(self, x: Tensor, y: Tensor, begin: int, end: int) -> None:
+        """What is widened for it is gone with it: the next part takes the same memory."""
+        weight = self._widened(begin, end, x)
+        if self._bias is None:
+            torch.mm(x, weight.t(), out=y)
+        else:
+            torch.addmm(self._bias[begin:end], x, weight.t(), out=y)
 
     def _widened(self, begin: int, end: int, like: Tensor) -> Tensor:
         """Of some outputs, by columns. [end - begin, in_features], of the inputs' type."""

@@ -4,6 +4,7 @@ from tests.triton_interpreter import INTERPRETED
 
 # isort: split
 from pathlib import Path
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -122,6 +123,23 @@ def test_many_rows_take_a_part_of_a_wide_weight_at_a_time(
     x = torch.randn(65, 96, generator=torch.Generator().manual_seed(0))
     want = F.linear(x, weight.widened(), bias)
     torch.testing.assert_close(linear_of(weight, bias)(x), want, rtol=1e-4, atol=1e-3)
+
+
+def test_one_part_of_a_wide_weight_lies_beside_it_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouped_linear, "_MAX_WIDENED_BYTES", 4 * 96 * 7)
+    widened, parts = GroupedLinear._widened, list[ReferenceType[Tensor]]()
+
+    def counted(self: GroupedLinear, begin: int, end: int, like: Tensor) -> Tensor:
+        assert not any(part() is not None for part in parts), "the part before it is still there"
+        part = widened(self, begin, end, like)
+        parts.append(ref(part))
+        return part
+
+    monkeypatch.setattr(GroupedLinear, "_widened", counted)
+    linear_of(weight_of(GroupFormat(40, 96, Numbers.INT8, 32), 1))(torch.zeros(65, 96))
+    assert len(parts) == 6
 
 
 @pytest.mark.parametrize("group_size", [16, 24, 96])

@@ -102,6 +102,8 @@ class Runner:
         drawn = [spec]
         if self.steps_in_flight > 1:  # the device draws some of them
             drawn.append(SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True))
+        if num_tokens > 1:
+            steps += [_mixed(rows, num_tokens, table, spec) for rows in self._backend.mixed_sizes]
         sizes = self._backend.decode_sizes
         steps += [
             [_chunk(num_tokens, (1,), table, drawn[row % len(drawn)]) for row in range(rows)]
@@ -297,6 +299,15 @@ class Runner:
                 else:
                     ran.reports[index] = told
         return ran
+
+
+def _mixed(num_rows: int, num_tokens: int, table: tuple[int, ...], spec: SampleSpec) -> list[Chunk]:
+    """A prompt's first token, and prompts of up to so many; all lie over one another."""
+    lengths = [1] + [min(num_tokens, num_rows - at) for at in range(1, num_rows, num_tokens)]
+    return [
+        _chunk(0, (1,) * length, table, None if place else spec)
+        for place, length in enumerate(lengths)
+    ]
 
 
 def _chunk(

@@ -96,6 +96,11 @@ class Backend(Protocol):
         """Rows of steps of single tokens that are to be run before the first real one."""
         ...
 
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """The same of prompts with a single token: those that others of its kernels are for."""
+        ...
+
     def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
         """What to compute in where nobody says; stored: the checkpoint's own element type."""
         ...

@@ -36,6 +36,7 @@ class CpuBackend:
     memory = None
     steps_in_flight = 1
     decode_sizes = (1, 2, 16)
+    mixed_sizes = ()
 
     def __init__(self) -> None:
         self._torch = TorchBackend(torch.device("cpu"))

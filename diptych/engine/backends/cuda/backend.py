@@ -44,6 +44,7 @@ class CudaBackend:
 
     steps_in_flight = 2
     decode_sizes: tuple[int, ...] = BUCKETS
+    mixed_sizes: tuple[int, ...] = (16, 64, 80)  # of products by few, some and many rows
 
     def __init__(
         self,

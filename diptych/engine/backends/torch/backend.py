@@ -34,6 +34,7 @@ class TorchBackend:
 
     steps_in_flight = 1
     decode_sizes: tuple[int, ...] = (1, 2, 16)
+    mixed_sizes: tuple[int, ...] = ()
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

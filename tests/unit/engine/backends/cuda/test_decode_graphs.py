@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.backends.cuda.attention import _Decodes
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.backends.cuda.device_tables import DeviceTables
 from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
+from diptych.engine.backends.cuda.grouped_linear import _TILINGS, GroupedLinear
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
@@ -197,6 +199,7 @@ def test_warming_up_captures_every_graph(tmp_path: Path) -> None:
 
     class Counting(type(PLAIN)):  # type: ignore[misc]
         decode_sizes = (3, 20, 64)
+        mixed_sizes = (33,)
 
         def forward_pass(self, model: Any, kv_cache: Any) -> Any:
             made = super().forward_pass(model, kv_cache)
@@ -211,10 +214,41 @@ def test_warming_up_captures_every_graph(tmp_path: Path) -> None:
     decoder = load_decoder(tmp_path, backend=backend)
     told: list[float] = []
     Runner(decoder, KVCache(decoder.config, 4, 8), backend).warm_up(told.append, 40)
-    assert {3, 20, 40} < set(sizes)
+    assert {3, 20, 40, 33} < set(sizes)
     assert 64 not in sizes, "there may be no memory for more than ever come"
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+@pytest.mark.parametrize("max_rows", [1, 64])
+def test_warming_up_compiles_products_of_any_number_of_rows(
+    max_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And attention of single tokens in one part, as short contexts have it."""
+    write_tiny_model(tmp_path, "llama", num_layers=1)
+    sizes: set[int] = set()
+    nums_parts: set[int] = set()
+    multiply, attend = GroupedLinear.__call__, _Decodes.attend
+
+    def multiplied(self: GroupedLinear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        sizes.add(len(x))
+        return multiply(self, x, out)
+
+    def attended(self: _Decodes, *arguments: Any) -> None:
+        nums_parts.add(self._num_parts)
+        attend(self, *arguments)
+
+    monkeypatch.setattr(GroupedLinear, "__call__", multiplied)
+    monkeypatch.setattr(_Decodes, "attend", attended)
+    backend = CudaBackend(CPU)
+    decoder = load_decoder(tmp_path, quantization="int8-weights", backend=backend)
+    Runner(decoder, KVCache(decoder.config, 4, 8), backend).warm_up(max_rows=max_rows)
+    few, some = (tiling.max_rows for tiling in _TILINGS)
+    assert 1 in sizes
+    assert any(1 < size <= few for size in sizes)
+    assert any(few < size <= some for size in sizes)
+    assert any(size > some for size in sizes)
+    assert 1 in nums_parts
 
 
 def test_what_a_host_would_have_to_see_is_refused_where_graphs_are_recorded() -> None:

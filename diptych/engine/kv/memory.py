@@ -1,5 +1,6 @@
 """The bytes behind a KV cache, of the host or of a device."""
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable
@@ -128,7 +129,7 @@ class DeviceKVMemory:
             status = int(runtime.cudaHostRegister(address, len(buffer), 0))
         if status:
             raise RuntimeError(f"cudaHostRegister of {len(buffer)} bytes: error {status}")
-        return partial(_unpin, runtime, address)
+        return partial(_unpin, runtime, self._copies.device, address)
 
     def beside(self, copies: Callable[[], None]) -> Callable[[], bool]:
         """Have copies done on a stream of their own, beside the model's; whether they are.
@@ -147,8 +148,10 @@ class DeviceKVMemory:
         return over.query
 
 
-def _unpin(runtime: Any, address: int) -> None:
-    runtime.cudaHostUnregister(address)  # of a lost device it fails: its process ends
+def _unpin(runtime: Any, device: torch.device, address: int) -> None:
+    """Any thread. Of a lost device it fails: its process ends."""
+    with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+        runtime.cudaHostUnregister(address)
 
 
 def wait_for(device: torch.device) -> None:

@@ -22,7 +22,10 @@ Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
 
 
 class Linear(Protocol):
-    """``x @ weight.T + bias``; a row's result does not depend on its neighbours."""
+    """``x @ weight.T + bias``; a row's result does not depend on its neighbours' contents.
+
+    It may depend, by rounding, on how many there are.
+    """
 
     @property
     def in_features(self) -> int: ...

@@ -10,6 +10,7 @@ from torch import Tensor
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.flashinfer_prefill import FlashInferPrefill
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Weights
 from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
 from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
@@ -105,6 +106,7 @@ class CudaBackend:
             )
         if not fp8_linear.works(self.device, dtype):
             raise ConfigurationError("quantization fp8: this torch multiplies no such weights here")
+        DeviceFp8Weights(self.device, dtype, self._num_processors()).check()
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         return TritonLayerOps(config)

@@ -14,10 +14,12 @@ from diptych.engine.backends.torch.fp8_linear import (
     Fp8Weights,
     Rounded,
     ScaledFp8Linear,
+    check_products,
     filled_size,
 )
 from diptych.engine.model.fp8 import Fp8Weight
 from diptych.engine.model.parts import Linear
+from diptych.errors import ConfigurationError
 
 
 class _Tiling(NamedTuple):
@@ -30,6 +32,7 @@ class _Tiling(NamedTuple):
     num_warps: int
 
 
+_CHECKED_INPUTS = 2048
 # One row is summed without a matrix unit; more rows than these are torch's.
 _TILINGS = (_Tiling(16, 64, 256, 4, 4), _Tiling(64, 64, 128, 6, 4))
 
@@ -138,6 +141,19 @@ class DeviceFp8Weights(Fp8Weights):
     def __init__(self, device: torch.device, dtype: torch.dtype, num_processors: int) -> None:
         super().__init__(device, dtype)
         self._num_processors = num_processors
+
+    def check(self) -> None:
+        """Each of the products for rows of some number, on this device.
+
+        Raises ConfigurationError: it does not do them, or does others.
+        """
+        nums_rows = (1, *(tiling.rows for tiling in _TILINGS), _TILINGS[-1].rows + 1)
+        try:
+            check_products(self, self._scaled, _CHECKED_INPUTS, nums_rows)
+        except Exception as error:  # what torch or triton lacks they say in any way
+            raise ConfigurationError(
+                f"quantization fp8: the device does not multiply right ({error})"
+            ) from error
 
     def _scaled(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
         return DeviceFp8Linear(weight, bias, self._num_processors)

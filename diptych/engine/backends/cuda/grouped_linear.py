@@ -37,6 +37,7 @@ _NUM_REGISTERS = 255  # all: unbidden the compiler saves some by a stack, for mo
 _SUM_TILE = 128  # inputs of one scale, or as many as a group allows
 _SUM_OUTPUTS, _SUM_INPUTS = 8, 1024  # of one row, at a time
 _WIDENED_ROWS, _WIDENED_BYTES = 4, 1024  # at a time
+_MAX_PROGRAMS = 65_535  # of a grid, beside each other
 _MAX_WIDENED_BYTES = 128 << 20  # that lie beside a weight; of a larger one it is a part each
 
 
@@ -149,6 +150,7 @@ class GroupedLinear:
     def _multiply_widened(self, x: Tensor, y: Tensor) -> None:
         """By torch's product, of as many outputs at a time as there is memory for."""
         step = max(1, _MAX_WIDENED_BYTES // (self.in_features * x.itemsize))
+        step = min(step, _MAX_PROGRAMS * _WIDENED_ROWS)
         for begin in range(0, self.out_features, step):
             end = min(begin + step, self.out_features)
             self._multiply_part(x, y[:, begin:end], begin, end)

@@ -5,6 +5,7 @@ rows, and torch multiplies both as they are, with sums in float32. A row is roun
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -114,12 +115,12 @@ class Fp8Weights:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         """dtype: of inputs and results."""
-        self._device, self._dtype = device, dtype
+        self.device, self.dtype = device, dtype
 
     def allocate(self, num_rows: int, num_columns: int) -> Fp8Weight:
         return Fp8Weight(
-            torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=self._device),
-            torch.empty(num_rows, 1, device=self._device),
+            torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=self.device),
+            torch.empty(num_rows, 1, device=self.device),
         )
 
     def rounded(self, weight: Tensor) -> Fp8Weight:
@@ -133,7 +134,7 @@ class Fp8Weights:
     def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
         if not bool(weight.scales.isfinite().all()):
             raise ConfigurationError("quantization fp8: a weight is not a finite number")
-        if works(self._device, self._dtype):
+        if works(self.device, self.dtype):
             return self._scaled(weight, bias)
         return PlainFp8Linear(weight, bias)
 
@@ -143,22 +144,10 @@ class Fp8Weights:
 
 
 @cache
-@torch.inference_mode()
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this torch multiplies 8-bit floats here, and right; if not, that is logged."""
-    generator = torch.Generator().manual_seed(0)
-    floats = torch.randn(64, 48, generator=generator).to(device)
-    weight = Fp8Weights(device, dtype).rounded(floats[:48])
-    bias = floats[0].to(dtype)
-    tolerance = 8 * torch.finfo(dtype).eps
     try:
-        for num_rows in (1, 16, 33):
-            x = floats[-num_rows:].to(dtype)
-            want = PlainFp8Linear(weight, bias)(x).double()
-            got = ScaledFp8Linear(weight, bias)(x).double()
-            error = (got - want).abs().max() / want.abs().max()
-            if not error <= tolerance:
-                raise ArithmeticError(f"relative error {float(error):.1e}")
+        check_products(Fp8Weights(device, dtype), ScaledFp8Linear, 48, (1, 16, 33))
     except Exception as error:  # noqa: BLE001 (what torch lacks it says in any way)
         _LOG.warning(
             "torch's product of 8-bit floats is not usable: slow ones instead",
@@ -167,3 +156,28 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
         )
         return False
     return True
+
+
+@torch.inference_mode()
+def check_products(
+    weights: Fp8Weights,
+    multiplied: Callable[[Fp8Weight, Tensor | None], Linear],
+    num_inputs: int,
+    nums_rows: Sequence[int],
+) -> None:
+    """Of so many rows each, with a bias, by the definition.
+
+    Raises ArithmeticError: they are others; and what they raise themselves.
+    """
+    device, dtype = weights.device, weights.dtype
+    generator = torch.Generator().manual_seed(0)
+    floats = torch.randn(48 + max(nums_rows), num_inputs, generator=generator).to(device)
+    weight = weights.rounded(floats[:48])
+    bias = floats[0, :48].to(dtype)
+    for num_rows in nums_rows:
+        x = floats[-num_rows:].to(dtype)
+        want = PlainFp8Linear(weight, bias)(x).double()
+        got = multiplied(weight, bias)(x).double()
+        error = (got - want).abs().max() / want.abs().max()
+        if not error <= 8 * torch.finfo(dtype).eps:
+            raise ArithmeticError(f"relative error {float(error):.1e}, of {num_rows} rows")

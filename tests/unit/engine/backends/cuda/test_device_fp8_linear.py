@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, DeviceFp8Weights, round_rows
 from diptych.engine.backends.torch import fp8_linear
-from diptych.engine.backends.torch.fp8_linear import PlainFp8Linear, works
+from diptych.engine.backends.torch.fp8_linear import PlainFp8Linear, Rounded, works
+from diptych.errors import ConfigurationError
 
 HOST = torch.device("cpu")
 STORE = DeviceFp8Weights(HOST, torch.float32, num_processors=8)
@@ -85,3 +86,27 @@ def test_a_device_takes_weights_so() -> None:
     linear = INTERPRETED.weights(torch.float32, "fp8").linear(random(30, 50), None)
     assert isinstance(linear, DeviceFp8Linear)
     assert (linear.out_features, linear.in_features) == (30, 50)
+
+
+def test_a_device_that_multiplies_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of rows that it does so for; and one that cannot is told by name."""
+    STORE.check()
+    multiplied = DeviceFp8Linear.multiply_rounded
+    for wrong in (1, 16, 64, 65):
+
+        def otherwise(
+            self: DeviceFp8Linear, rows: Rounded, out: Tensor, wrong: int = wrong
+        ) -> None:
+            multiplied(self, rows, out)
+            out.mul_(1.0 + 0.1 * (len(out) == wrong))
+
+        monkeypatch.setattr(DeviceFp8Linear, "multiply_rounded", otherwise)
+        with pytest.raises(ConfigurationError, match=f"of {wrong} rows"):
+            STORE.check()
+
+    def missing(*_: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(DeviceFp8Linear, "multiply_rounded", missing)
+    with pytest.raises(ConfigurationError, match="no such instruction"):
+        STORE.check()

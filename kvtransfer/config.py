@@ -59,8 +59,9 @@ class TransferConfig(BaseModel):
     ucx_tls: tuple[str, ...] | None = Field(
         None,
         description="UCX transports that nixl and ucxx may use (UCX_TLS). Unset: for nixl "
-        "cross-memory attach and what its small messages need, for ucxx TCP, or RDMA where "
-        "ucx_net_devices names such devices.",
+        "cross-memory attach, what its small messages need and CUDA's, for ucxx TCP; RDMA where "
+        "ucx_net_devices names such devices. nixl needs cuda_copy among them in a machine with an "
+        "NVIDIA GPU, also for host memory.",
     )
     nixl_process: Literal["child", "inside"] = Field(
         "child",

@@ -23,6 +23,7 @@ from kvtransfer.errors import SourceLostError, TransportError, UndeadAgentError
 
 # Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
 _HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
+_WITH_CUDA = {"cuda", "cuda_copy", "all"}  # of UCX_TLS
 
 
 class _Library(NamedTuple):
@@ -110,7 +111,7 @@ class NixlAgent:
         try:
             self._open(settings.name, region)
         except Exception as error:  # the library raises a class of its own per status
-            raise TransportError(f"nixl cannot start: {describe(error)}") from error
+            raise TransportError(_cannot_start(error, settings)) from error
 
     def _open(self, name: str, region: Region) -> None:
         config = self._library.agent_config_class(enable_prog_thread=False, backends=[])
@@ -218,6 +219,17 @@ class NixlAgent:
         if isinstance(error, self._library.disconnect_error):
             return SourceLostError(f"nixl lost the source: {describe(error)}")
         return TransportError(f"nixl: {describe(error)}")
+
+
+def _cannot_start(error: Exception, settings: AgentSettings) -> str:
+    """In one line: nixl says why in its own log alone, which ``tell_ucx`` keeps silent."""
+    hint = ""
+    if not _WITH_CUDA & set(settings.ucx_tls.split(",")):
+        hint = "with an NVIDIA GPU in the machine it needs cuda_copy in ucx_tls; "
+    return (
+        f"nixl cannot start: {describe(error)} (UCX_TLS={settings.ucx_tls}, "
+        f"UCX_NET_DEVICES={settings.ucx_net_devices}; {hint}NIXL_LOG_LEVEL=ERROR has it say why)"
+    )
 
 
 def describe(error: Exception) -> str:

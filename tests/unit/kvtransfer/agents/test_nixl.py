@@ -48,6 +48,27 @@ def test_reads_over_cuda_ipc_are_not_left_to_tcp(monkeypatch: pytest.MonkeyPatch
     assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "off"
 
 
+@pytest.mark.parametrize(
+    ("ucx_tls", "is_told"),
+    [("cma,tcp", True), ("cma,tcp,cuda_copy", False), ("all", False), ("rc,cuda", False)],
+)
+def test_an_agent_that_cannot_start_says_with_what_and_what_a_gpu_wants(
+    ucx_tls: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nixl itself says it in its log alone."""
+
+    def refused(name: str, config: object) -> nixl_library.RawAgent:
+        raise DisconnectError("NIXL_ERR_BACKEND")
+
+    nixl_library.use(monkeypatch, refused)
+    with pytest.raises(TransportError) as found:
+        NixlAgent(AgentSettings("reader.1", ucx_tls, "eth0"), REGION)
+    message = str(found.value)
+    assert message.startswith("nixl cannot start: DisconnectError: NIXL_ERR_BACKEND (UCX_TLS=")
+    assert f"(UCX_TLS={ucx_tls}, UCX_NET_DEVICES=eth0; " in message
+    assert ("it needs cuda_copy in ucx_tls" in message) is is_told
+
+
 def test_an_error_somebody_keeps_does_not_keep_the_agent(
     agent: NixlAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.gpu.golden import FLOAT32_ERROR, Shape, reference
 _SHARE = 0.2  # of the card, for each worker
 _PATIENCE_S = 60.0
 _MIN_KILLED_AT = 8  # tokens of each answer
+_RETRIES = "diptych_retries_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Served:
     first_token_s: float  # of a prompt that comes alone
     token_s: float  # of one of all answers at once
     killed_token_s: float  # of one of those of which a worker was killed, its loss included
-    holds: bool  # all have their tokens, and nobody holds a block afterwards
+    num_retries: int  # of answers whose worker was killed
+    holds: bool  # all have their tokens, some by a retry, and nobody holds a block afterwards
 
 
 def check(
@@ -84,9 +86,11 @@ async def _check(
         begin_s = time.perf_counter()
         texts = await _answers(client, prompts, num_tokens)
         token_s = (time.perf_counter() - begin_s) / num_tokens
+        num_retries = cluster.router.metric(_RETRIES)
         begin_s = time.perf_counter()
         texts += await _answers(client, prompts, num_tokens, cluster.decode[0])
         killed_token_s = (time.perf_counter() - begin_s) / num_tokens
+        num_retries = int(cluster.router.metric(_RETRIES) - num_retries)
     await cluster.wait_baseline(_PATIENCE_S)
     asked = [text[:-1] for text in texts]
     truth = torch.cat(reference(folder, asked, num_tokens, torch.float32, device))
@@ -100,7 +104,8 @@ async def _check(
         first_token_s=alone.first_token_s,
         token_s=token_s,
         killed_token_s=killed_token_s,
-        holds=found.holds,
+        num_retries=num_retries,
+        holds=found.holds and num_retries > 0,
     )
 
 

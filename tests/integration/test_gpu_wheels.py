@@ -50,7 +50,8 @@ case = handoff.Case("device", "host", "inline", num_heads=1, num_blocks=2)
 assert handoff.check(case, "cpu").holds
 tiny = Shape(name="tiny", family="qwen3", num_layers=2, num_tokens=50, vocab_size=512, sizes={})
 asked = {"num_seqs": 1, "num_prompt": 8, "num_tokens": 12}
-assert served.check(tiny, torch.device("cpu"), **asked).holds
+found = served.check(tiny, torch.device("cpu"), **asked)
+assert found.furthest <= found.margin
 """
 
 

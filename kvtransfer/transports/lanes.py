@@ -3,9 +3,10 @@
 Facts that shape this: nixl's reads over TCP can crash the process that is read, so they are
 refused unless allowed. UCX refuses to start without TCP as the carrier of its small messages
 on a machine without RDMA, so TCP cannot simply be excluded there; with RDMA devices it is.
-Where there is a GPU, nixl refuses to start without a transport of CUDA's, whatever memory it is
-to read (1.5: "does not enable CUDA memory support"); elsewhere UCX passes over it. ucxx has no
-such lane to lose: see ``agents.ucxx``.
+Where a GPU is on the PCI bus, nixl refuses to start without a transport of CUDA's, whatever memory
+it is to read (1.5: "does not enable CUDA memory support"), and though a container without the
+driver cannot use the GPU; without a driver UCX passes over it. ucxx has no such lane to lose: see
+``agents.ucxx``.
 """
 
 from typing import NamedTuple, Protocol
@@ -21,7 +22,8 @@ class Lanes(NamedTuple):
 
     @property
     def has_network_alone(self) -> bool:
-        return set(self.ucx_tls) == {"tcp"}
+        """cuda_copy reaches nobody: it copies between a process's own memories."""
+        return set(self.ucx_tls) - {"cuda_copy"} == {"tcp"}
 
 
 class LanesOf(Protocol):

@@ -28,6 +28,7 @@ def other_lanes(config: TransferConfig, memory_kind: str) -> Lanes:
         ("nixl", {}, None, False),
         ("nixl", {}, False, True),
         ("nixl", {"ucx_tls": ["tcp"]}, True, True),  # looked at too late to tell
+        ("nixl", {"ucx_tls": ["tcp", "cuda_copy"]}, True, True),  # as where a GPU is
         ("nixl", {"ucx_tls": ["tcp"], "allow_nixl_tcp": True}, False, False),
         ("nixl", {"ucx_tls": ["rc", "cma"]}, False, False),
         ("ucxx", {"ucx_tls": ["tcp"]}, False, False),

@@ -3,6 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -310,11 +311,23 @@ class PinningDevice(FakeDevice):
     def __init__(self, num_bytes: int) -> None:
         super().__init__(num_bytes)
         self.pinned: set[int] = set()
+        self.num_mapped = 0  # of those that were unpinned, when they were
 
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
         self.pinned.add(address)
-        return lambda: self.pinned.remove(address)
+
+        def unpin() -> None:
+            self.pinned.remove(address)
+            self.num_mapped += is_mapped(address)
+
+        return unpin
+
+
+def is_mapped(address: int) -> bool:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return any(begin <= address < end for begin, end in ranges)
 
 
 def test_staging_blocks_are_pinned_no_longer_than_they_are_mapped() -> None:
@@ -325,3 +338,4 @@ def test_staging_blocks_are_pinned_no_longer_than_they_are_mapped() -> None:
     del pool, staging
     gc.collect()
     assert not device.pinned
+    assert device.num_mapped == 2

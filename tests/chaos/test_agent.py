@@ -105,7 +105,7 @@ async def test_readers_killed_while_they_read_over_tcp_cost_the_source_nothing(
     """There nixl may crash the process that is read from: the source's agent, at worst."""
     tcp = {
         "transfer.transports": transport,
-        "transfer.ucx-tls": "tcp",
+        "transfer.ucx-tls": "tcp,cuda_copy",
         "transfer.allow-faults": "",
         "transfer.allow-nixl-tcp": "",
     }

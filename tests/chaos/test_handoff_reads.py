@@ -25,7 +25,7 @@ from tests.transports import TRANSPORTS, UCXX
 from tests.waiting import within
 
 NUM_LEFT = 6  # requests whose client leaves while they are read
-TCP = {"transfer.ucx-tls": "tcp", "transfer.allow-nixl-tcp": ""}
+TCP = {"transfer.ucx-tls": "tcp,cuda_copy", "transfer.allow-nixl-tcp": ""}
 SMALL = {"num-blocks": "96"}  # what is left of it is used again and again
 PATIENT = {"transfer.quarantine-max-s": "60", "transfer.quarantine-max-ratio": "1"}
 HASTY = {"transfer.quarantine-max-s": "1", "transfer.quarantine-max-ratio": "1"}

@@ -63,7 +63,7 @@ TRANSPORT_FLAGS = {
     "nixl": {"transfer.transports": "nixl"},
     "nixl-tcp": {
         "transfer.transports": "nixl",
-        "transfer.ucx-tls": "tcp",
+        "transfer.ucx-tls": "tcp,cuda_copy",
         "transfer.ucx-net-devices": "fetch",  # the wire of that name
         "transfer.allow-faults": "",
         "transfer.allow-nixl-tcp": "",

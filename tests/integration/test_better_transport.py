@@ -98,7 +98,7 @@ async def test_a_source_whose_agent_comes_back(name: str, caplog: pytest.LogCapt
 async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixture) -> None:
     """A source that nixl reaches over TCP alone."""
     both = ("nixl", "inline")
-    tcp = config("nixl", transports=both, ucx_tls=("tcp",), reprove_s=0.05)
+    tcp = config("nixl", transports=both, ucx_tls=("tcp", "cuda_copy"), reprove_s=0.05)
     async with open_source(config("nixl", transports=both)) as source, open_reader(tcp) as reader:
         before = await reader.connect(source)
         assert before.transport == "inline"

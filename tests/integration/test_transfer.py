@@ -353,19 +353,22 @@ async def test_no_common_transport_is_named() -> None:
     assert pair.message == "transports: the reader has ['inline'], the source has ['nixl']"
 
 
+TCP = ("tcp", "cuda_copy")  # where a GPU is, nixl wants the latter
+
+
 async def test_plain_tcp_is_refused_unless_allowed() -> None:
     async with open_source(config("nixl", transports=("nixl", "inline"))) as source:
-        async with open_reader(config("nixl", ucx_tls=("tcp",)), incarnation="a") as reader:
+        async with open_reader(config("nixl", ucx_tls=TCP), incarnation="a") as reader:
             reader.pairs.set_peers("router", [source.key])
             pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
             assert "nixl would read over TCP" in pair.message
-        either = config("nixl", ucx_tls=("tcp",), transports=("nixl", "inline"))
+        either = config("nixl", ucx_tls=TCP, transports=("nixl", "inline"))
         async with open_reader(either, incarnation="b") as reader:
             pair = await reader.connect(source)
             assert pair.transport == "inline"
             assert "nixl would read over TCP" in pair.message
             assert reader.pairs.counters.num_transport_fallbacks == 1
-        allowed = config("nixl", ucx_tls=("tcp",), allow_nixl_tcp=True, allow_faults=True)
+        allowed = config("nixl", ucx_tls=TCP, allow_nixl_tcp=True, allow_faults=True)
         async with open_reader(allowed, incarnation="c") as reader:
             pair = await reader.connect(source)
             assert pair.transport == "nixl"

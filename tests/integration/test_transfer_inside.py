@@ -39,7 +39,7 @@ def test_closing_a_peer_leaves_another_of_the_same_agent_alone() -> None:
     memory = [np.arange(1 << 16, dtype=np.uint8), np.zeros(1 << 16, dtype=np.uint8)]
     regions = [Region(each.ctypes.data, 4096, 16) for each in memory]
     source, reader = (
-        NixlAgent(AgentSettings(name, "cma,tcp", "lo"), region)
+        NixlAgent(AgentSettings(name, "cma,tcp,cuda_copy", "lo"), region)
         for name, region in zip(("source.1", "reader.1"), regions, strict=True)
     )
     older, newer = (NixlPeer(reader, source.metadata, regions[0]) for _ in range(2))

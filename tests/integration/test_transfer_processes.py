@@ -111,7 +111,7 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
 
 
 BIG = 2 * 2**20
-TCP = {"ucx_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
+TCP = {"ucx_tls": ("tcp", "cuda_copy"), "allow_nixl_tcp": True, "allow_faults": True}
 OVER_TCP = [("nixl", TCP), pytest.param("ucxx", {}, marks=needs_ucxx)]
 
 

@@ -1,4 +1,4 @@
-"""What ``make gpu`` imports is on a machine that is lent, or carried to it; nothing in vain."""
+"""What ``make gpu`` imports is on such a machine, or carried to it; nothing in vain."""
 
 import json
 import os

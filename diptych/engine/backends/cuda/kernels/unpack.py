@@ -12,6 +12,22 @@ import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
+# Halves of bytes become the lower bits of 128 and more in bfloat16, of which 136 are taken away.
+_HALVES = """{
+        .reg .b32 a, b, o, z;
+        prmt.b32 a, $2, 0, 0x4140;
+        prmt.b32 b, $2, 0, 0x4342;
+        SHIFTS
+        lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
+        lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
+        mov.b32 o, 0x3F803F80;
+        mov.b32 z, 0xC308C308;
+        fma.rn.bf16x2 $0, a, o, z;
+        fma.rn.bf16x2 $1, b, o, z;
+        }"""
+_LOW_HALVES = tl.constexpr(_HALVES.replace("SHIFTS", ""))
+_HIGH_HALVES = tl.constexpr(_HALVES.replace("SHIFTS", "shr.b32 a, a, 4; shr.b32 b, b, 4;"))
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def whole(found: tl.tensor, dtype: tl.constexpr, asm: tl.constexpr) -> tl.tensor:
@@ -46,22 +62,7 @@ def low(found: tl.tensor, dtype: tl.constexpr, asm: tl.constexpr) -> tl.tensor:
     if not asm:
         return ((found & 15).to(tl.int32) - 8).to(dtype)
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, o, z;
-        prmt.b32 a, $2, 0, 0x4140;
-        prmt.b32 b, $2, 0, 0x4342;
-        lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
-        lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
-        mov.b32 o, 0x3F803F80;
-        mov.b32 z, 0xC308C308;
-        fma.rn.bf16x2 $0, a, o, z;
-        fma.rn.bf16x2 $1, b, o, z;
-        }""",
-        "=r,=r,r",
-        [found],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
+        _LOW_HALVES, "=r,=r,r", [found], dtype=tl.bfloat16, is_pure=True, pack=4
     )
 
 
@@ -71,24 +72,7 @@ def high(found: tl.tensor, dtype: tl.constexpr, asm: tl.constexpr) -> tl.tensor:
     if not asm:
         return ((found >> 4).to(tl.int32) - 8).to(dtype)
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, o, z;
-        prmt.b32 a, $2, 0, 0x4140;
-        prmt.b32 b, $2, 0, 0x4342;
-        shr.b32 a, a, 4;
-        shr.b32 b, b, 4;
-        lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
-        lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
-        mov.b32 o, 0x3F803F80;
-        mov.b32 z, 0xC308C308;
-        fma.rn.bf16x2 $0, a, o, z;
-        fma.rn.bf16x2 $1, b, o, z;
-        }""",
-        "=r,=r,r",
-        [found],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
+        _HIGH_HALVES, "=r,=r,r", [found], dtype=tl.bfloat16, is_pure=True, pack=4
     )
 
 

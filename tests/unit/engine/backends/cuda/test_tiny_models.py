@@ -196,11 +196,13 @@ def test_the_same_tokens_with_weights_in_int8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_weights_are_rounded_to_int8_by_rows(dtype: torch.dtype) -> None:
-    """By half a scale at most, those of rows of zeros not at all."""
+    """By half a scale at most, those of rows of zeros not at all; in a quarter of float32."""
     weight = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
     weight[3] = 0
     linear = INTERPRETED.weights(dtype, "int8-weights").linear(weight, None)
     assert isinstance(linear, GroupedLinear)
+    held = sum(part.nbytes for part in vars(linear).values() if isinstance(part, Tensor))
+    assert held == weight.numel() + 4 * len(weight), "a byte each, and a scale for each row"
     kept = linear(torch.eye(96)).t()
     halves = weight.float().abs().amax(1, keepdim=True) / 127 / 2
     assert bool(((kept - weight.float()).abs() <= halves * 1.001).all())

@@ -34,6 +34,7 @@ from router.frontend.served_model import ServedModel
 from router.heartbeat import beat
 from router.leaving import until_quiet
 from router.metrics import RouterMetrics, read_placement, read_pools, read_room
+from router.placement.by_objectives import ByObjectives
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
@@ -249,7 +250,8 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    return Guarded(Predicted(plain, random.random), plain, random.random)
+    guarded = Guarded(Predicted(plain, random.random), plain, random.random)
+    return guarded if config.placement == "predicted" else ByObjectives(guarded, plain)
 
 
 async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> ServedModel | None:

@@ -161,27 +161,28 @@ class RouterConfig(ProcessConfig):
         "busy with full steps. One prompt of each tenant and class may be "
         "beyond it, as workers take them in turns.",
     )
-    placement: Literal["least-loaded", "predicted"] = Field(
-        "least-loaded",
+    placement: Literal["auto", "least-loaded", "predicted"] = Field(
+        "auto",
         description="How workers are chosen: by the fewest tokens of work, or by the least "
-        "predicted loss: objectives missed, then everybody's seconds.",
+        "predicted loss: objectives missed, then everybody's seconds. auto: the latter for "
+        "requests that have an objective, of their own or as the settings say, else the former.",
     )
     ttft_objective_ms: float | None = Field(
         None,
         gt=0,
-        description="Time to first token, from a request's arrival on, that placement predicted "
+        description="Time to first token, from a request's arrival on, that placement by prediction "
         "aims at where neither the request nor its class says it, ms. Unset: the shorter the "
         "better.",
     )
     tpot_objective_ms: float | None = Field(
         None,
         gt=0,
-        description="Mean time between tokens that placement predicted aims at where neither the "
-        "request nor its class says it, ms. Unset: the shorter the better.",
+        description="Mean time between tokens that placement by prediction aims at where neither "
+        "the request nor its class says it, ms. Unset: the shorter the better.",
     )
     refuse_unreachable: bool = Field(
         True,
-        description="With placement predicted, a request that is foretold to miss its objectives "
+        description="With placement by prediction, a request that is foretold to miss its objectives "
         "is refused at once, or waits while a later start may keep them; otherwise it goes last. "
         "Nothing is refused until the workers know their steps.",
     )
@@ -301,12 +302,12 @@ class RouterConfig(ProcessConfig):
     @property
     def refuses_unreachable(self) -> bool:
         """Whether requests are refused by what is foretold of them."""
-        return self.refuse_unreachable and self.placement == "predicted"
+        return self.refuse_unreachable and self.placement != "least-loaded"
 
     @property
     def puts_hopeless_last(self) -> bool:
         """Whether requests that miss their objectives in any case go after the others."""
-        return self.placement == "predicted" and not self.refuse_unreachable
+        return self.placement != "least-loaded" and not self.refuse_unreachable
 
     @property
     def objectives(self) -> Objectives:

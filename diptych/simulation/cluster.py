@@ -56,7 +56,7 @@ class SimulatedCluster:
         """``policies``: of each router its own."""
         self._workers = workers
         self._agenda = agenda
-        self._noise = Noise(seed, is_on=workers.is_noisy)
+        self.noise = Noise(seed, is_on=workers.is_noisy)
         self._num_hosts = 0
         self.prefill = self._hosts("prefill", split.num_prefill, workers.prefill)
         self.soft = self._hosts("soft", split.num_soft, workers.decode)
@@ -86,7 +86,7 @@ class SimulatedCluster:
             limits,
             model,
             self._agenda,
-            self._noise,
+            self.noise,
             first_step=_NOISE_APART * self._num_hosts,
             may_leap=self._workers.may_leap,
         )

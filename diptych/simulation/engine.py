@@ -62,8 +62,13 @@ class Noise:
 
     def __init__(self, seed: int, *, is_on: bool) -> None:
         """One for all engines: each reads it from a place of its own."""
+        self._is_on = is_on
+        self.renew(seed)
+
+    def renew(self, seed: int) -> None:
+        """Steps that begin from now on vary otherwise."""
         drawn = random.Random(seed)
-        self._normal = [drawn.gauss(0.0, 1.0) if is_on else 0.0 for _ in range(_NUM_DRAWN)]
+        self._normal = [drawn.gauss(0.0, 1.0) if self._is_on else 0.0 for _ in range(_NUM_DRAWN)]
 
     def factor(self, num_step: int, upper_ratio: float) -> float:
         """Of a step: one in ten is above ``upper_ratio``, half of them below one."""

@@ -7,13 +7,21 @@ is foretold of it. It would have made it if it then keeps both of its objectives
 nothing if no fewer of the others do. As a step's noise falls elsewhere in that run, some others
 keep theirs or not by chance, so what they lose on average says more: refusing is right where that
 is more than the share that would have made it. For each pair of objectives, all seeds together.
+
+How much of that is chance ``--again 8`` says, of a part of the refused (``--share``): the run in
+which one is served and one in which it never came, eight times, each time with other noise from its
+arrival on. Refusing it cost something for sure where serving it gains more than 1.645 standard
+errors, which one in twenty does by chance.
 """
 
 import argparse
 import itertools
+import math
+import random
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.cli.simulate import unloaded
 from diptych.errors import DeadlineUnreachableError
@@ -25,6 +33,7 @@ from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
 from router.placement.types import Objectives
 
+_SURE: Final = 1.645  # standard errors
 
 class Replayed(NamedTuple):
     """Of the requests of one run, or of several."""
@@ -66,7 +75,32 @@ class Bench(NamedTuple):
             others_lost += lost
         return Replayed(len(ended), sum(kept), len(refused), made_it, for_nothing, others_lost)
 
-    def _run(self, goal: Objective, but_never: frozenset[int]) -> list[Journey]:
+    def gains(self, goal: Objective, share: float, num_times: int) -> Iterator[Sequence[int]]:
+        """Of some that are refused: how many more are met if it is served than if it never came."""
+        rng = random.Random(self.config.seed)
+        ended = self._run(goal, frozenset())
+        for place in [place for place, each in enumerate(ended) if is_refused(each)]:
+            if rng.random() < share:
+                yield [self._gain(goal, place, seed) for seed in range(num_times)]
+
+    def _gain(self, goal: Objective, place: int, seed: int) -> int:
+        served = self._run(goal, frozenset({place}), place, seed)
+        without = self._run(goal, frozenset(), place, seed, comes=False)
+        met, met_without = (
+            sum(goal.met_by(each.outcome) for each in run) for run in (served, without)
+        )
+        return met - met_without
+
+    def _run(
+        self,
+        goal: Objective,
+        but_never: frozenset[int],
+        place: int | None = None,
+        seed: int = 0,
+        *,
+        comes: bool = True,
+    ) -> list[Journey]:
+        """From the arrival at ``place`` on with the noise of ``seed``; it ``comes`` or not."""
         config = self.config
         placing = Placing(
             "predicted",
@@ -85,7 +119,13 @@ class Bench(NamedTuple):
             config.divide,
         )
         (rate,) = config.rate
-        simulation = Simulation(setup, config.requests(self.shapes, rate))
+        requests = list(config.requests(self.shapes, rate))
+        moment_s = None if place is None else requests[place].at_s
+        if place is not None and not comes:
+            del requests[place]
+        simulation = Simulation(setup, iter(requests))
+        if moment_s is not None:
+            simulation.agenda.at(moment_s, lambda: simulation.cluster.noise.renew(seed))
         simulation.run(config.duration_s, config.drain_s)
         return simulation.journeys
 
@@ -106,6 +146,8 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="s")
     parser.add_argument("--divide", type=float, default=4.0, help="the trace's lengths")
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--again", type=int, default=0, help="with other noise, so often")
+    parser.add_argument("--share", type=float, default=0.25, help="of the refused, for --again")
     options = parser.parse_args()
     shapes = read_trace(options.trace)
     benches = [
@@ -123,6 +165,9 @@ def main() -> None:
         )
         for seed in options.seed
     ]
+    if options.again:
+        show_gains(benches, options.share, options.again)
+        return
     print("TTFT  TPOT  offered  met  refused  would have made it  refused for nothing  others lost")  # noqa: T201
     whole = Replayed()
     for goals in zip(*(bench.goals() for bench in benches), strict=True):
@@ -133,6 +178,39 @@ def main() -> None:
         print(f"{ttft:>3g}x {tpot:>4g}x  {_row(found)}", flush=True)  # noqa: T201
         whole = whole.plus(found)
     print(f"{'all':>10}  {_row(whole)}")  # noqa: T201
+
+
+def show_gains(benches: Sequence[Bench], share: float, num_times: int) -> None:
+    print(f"TTFT  TPOT  refused, {share:g} of them  gain of serving one  gains  gains for sure")  # noqa: T201
+    whole: list[Sequence[int]] = []
+    for goals in zip(*(bench.goals() for bench in benches), strict=True):
+        ttft, tpot, _ = goals[0]
+        found = [
+            gains
+            for bench, (_, _, goal) in zip(benches, goals, strict=True)
+            for gains in bench.gains(goal, share, num_times)
+        ]
+        whole += found
+        print(f"{ttft:>3g}x {tpot:>4g}x  {_gains_row(found)}", flush=True)  # noqa: T201
+    print(f"{'all':>10}  {_gains_row(whole)}")  # noqa: T201
+
+
+def _gains_row(found: Sequence[Sequence[int]]) -> str:
+    means = [statistics.mean(gains) for gains in found]
+    num_sure = sum(map(is_sure, found))
+    num = max(1, len(found))
+    num_gaining = sum(mean > 0 for mean in means)
+    mean = statistics.mean(means) if means else 0.0
+    return (
+        f"{len(found):>22}{mean:>21.2f}{f'{num_gaining} ({num_gaining / num:.1%})':>14}"
+        f"{f'{num_sure} ({num_sure / num:.1%})':>14}"
+    )
+
+
+def is_sure(gains: Sequence[int]) -> bool:
+    """Whether they are above 0 by more than chance has it in one of twenty."""
+    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+    return statistics.mean(gains) > _SURE * error
 
 
 def _row(found: Replayed) -> str:

@@ -345,6 +345,32 @@ async def test_the_worker_of_the_fastest_steps_is_chosen_and_what_came_true_is_t
         await assert_refused_by_what_is_foretold(cluster, address, fast)
 
 
+async def test_unless_told_otherwise_requests_with_objectives_are_placed_by_what_is_foretold(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    ports = tmp_path / "ports.json"
+    async with running(wide_model, 2, 1, metrics_port=0, port_file=ports) as cluster:
+        slow, fast = cluster.prefill
+        slow.step_model = StepModel(prefill=StepCost(5.0, num_steps=100))
+        fast.step_model = StepModel(prefill=StepCost(0.1, num_steps=100))
+        cluster.decode[0].step_model = StepModel(decode=StepCost(0.01, num_steps=100))
+        address = json.loads(ports.read_text())["metrics_address"]
+
+        async def num_foretold() -> float:
+            samples = await asyncio.to_thread(metrics.scrape, address)
+            return samples["diptych_router_ttft_foretold_ratio_count"]
+
+        request = token_request(PROMPT, max_tokens=3)
+        request.ttft_ms = 60_000
+        while not await num_foretold():  # until the workers have said so
+            assert (await generate(cluster.channel, request)).error is None
+        await assert_refused_by_what_is_foretold(cluster, address, fast)
+        known = await num_foretold()
+        for _ in range(4):
+            await cluster.generate()
+        assert await num_foretold() == known, "nobody asked"
+
+
 async def assert_refused_by_what_is_foretold(
     cluster: Cluster, address: str, fast: FakePrefill
 ) -> None:

@@ -1,22 +1,47 @@
 """What refusing is worth, by what would have come of serving."""
 
+import statistics
 from pathlib import Path
 
+from diptych.simulation.outcome import Objective
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.workload import Shape
-from tests.bench.replayed_refusals import Bench
+from tests.bench.replayed_refusals import Bench, is_sure
 
 CHAT, LONG, SHORT = Shape(0.0, 400, 60), Shape(0.0, 1000, 120), Shape(0.0, 600, 8)
 
 
-def test_who_is_refused_would_have_cost_others_more() -> None:
+def made() -> tuple[Bench, Objective]:
     config = SimulationConfig(
         trace=Path("drawn"), workers="soft=2", rate=[4.0], duration_s=8.0, seed=2
     )
     bench = Bench(config, [CHAT, LONG, SHORT])
     ((*_, goal),) = [each for each in bench.goals() if each[:2] == (5.0, 1.5)]
+    return bench, goal
+
+
+def test_who_is_refused_would_have_cost_others_more() -> None:
+    bench, goal = made()
     found = bench.replayed(goal)
     assert found.num_met + found.num_refused <= found.num_offered
     assert found.num_refused >= 5
     assert found.num_for_nothing <= found.num_made_it <= found.num_refused
     assert found.num_others_lost > found.num_made_it
+
+
+def test_with_other_noise_refusing_was_right_as_well() -> None:
+    bench, goal = made()
+    found = list(bench.gains(goal, 1.0, 3))
+    assert len(found) == bench.replayed(goal).num_refused
+    assert len({tuple(gains) for gains in found}) > 1
+    assert any(len(set(gains)) > 1 for gains in found), "the noise is another one each time"
+    assert statistics.mean(map(statistics.mean, found)) < 0.0
+    assert found == list(bench.gains(goal, 1.0, 3)), "the same again"
+    assert len(list(bench.gains(goal, 0.5, 1))) < len(found)
+
+
+def test_what_is_no_chance() -> None:
+    assert is_sure([1, 1, 0, 2, 1, 1, 0, 2])
+    assert not is_sure([1, -1, 0, 2, -1, 1, 0, 2])
+    assert not is_sure([-1, -1, -2, -1])
+    assert not is_sure([1]), "nobody knows"

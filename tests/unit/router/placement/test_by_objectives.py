@@ -1,0 +1,84 @@
+"""Requests with objectives are placed by what is foretold, all others by load."""
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.step_model import StepCost, StepModel
+from router.placement.by_objectives import ByObjectives
+from router.placement.cache_index import CacheIndex
+from router.placement.guard import LOOK_S
+from router.placement.guarded import Guarded
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.types import Objectives, Paired, Promise, Query, Seen, Snapshot
+from tests.unit.router.placement.predicted_world import D1, MODEL, P1, P2, QUERY, view_d, view_p
+
+SLOW = StepModel(StepCost(), StepCost(5.0, 0.0, 0.0, 0.001, 0.0, 1.2, 100))
+# By load the idle one is next; but it takes longer than the other with all that waits there.
+SNAPSHOT = Snapshot(
+    (view_p(P1, 0, SLOW), view_p(P2, 600)),
+    (view_d(D1, local_prefill=False),),
+    has_prefill_pool=True,
+)
+SOON = replace(QUERY, objectives=Objectives(ttft_s=60.0), may_refuse=True)
+NEVER = replace(QUERY, objectives=Objectives(ttft_s=0.001), may_refuse=True)
+PACED = replace(QUERY, objectives=Objectives(tpot_s=0.0001), may_refuse=True)
+
+
+def made() -> ByObjectives:
+    plain = LeastLoaded(CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True)
+    return ByObjectives(Guarded(Predicted(plain), plain), plain)
+
+
+def test_who_wants_nothing_is_placed_by_load() -> None:
+    policy = made()
+    placement = policy.place(replace(QUERY, may_refuse=True), SNAPSHOT)
+    assert placement == Paired(P1, D1)
+    assert isinstance(placement, Paired)
+    assert placement.forecast is None
+    assert policy.foresee(replace(QUERY, may_refuse=True), SNAPSHOT, 1e6) is None
+
+
+def test_who_wants_something_is_placed_by_what_is_foretold() -> None:
+    placement = made().place(SOON, SNAPSHOT)
+    assert placement == Paired(P2, D1)
+    assert isinstance(placement, Paired)
+    assert placement.forecast is not None
+
+
+@pytest.mark.parametrize("query", [NEVER, PACED])
+def test_what_will_miss_its_objectives_is_not_placed(query: Query) -> None:
+    policy = made()
+    assert policy.place(query, SNAPSHOT) is None
+    assert policy.has_declined
+    assert policy.foresee(query, SNAPSHOT, 0.0) is not None
+    assert policy.place(QUERY, SNAPSHOT) is not None
+    assert not policy.has_declined, "that was another one"
+
+
+def test_what_was_promised_counts_whoever_runs_there() -> None:
+    """Of two that run one was promised a pace: who wants the same is kept out by it."""
+    policy, pace_s = made(), 0.046
+    view = view_d(D1, 2, MODEL, local_prefill=False)
+    snapshot = replace(SNAPSHOT, decode=(view,))
+    wants = replace(QUERY, objectives=Objectives(ttft_s=60.0, tpot_s=pace_s), may_refuse=True)
+    before = policy.place(replace(wants, may_refuse=False), snapshot)
+    assert isinstance(before, Paired)
+    assert before.forecast is not None
+    policy.began(D1, Promise())
+    policy.began(D1, Promise(pace_s, 100))
+    after = policy.place(replace(wants, may_refuse=False), snapshot)
+    assert isinstance(after, Paired)
+    assert after.forecast is not None
+    assert after.forecast.chosen.num_barring > before.forecast.chosen.num_barring
+    policy.ended(D1, Promise(pace_s, 100))
+    policy.forget(D1)
+
+
+def test_the_guard_hears_of_those_that_want_something() -> None:
+    policy = made()
+    policy.ended_as(Seen(1.0, 1.0 + 9 * LOOK_S, 10))
+    assert not policy.guard.is_due, "of these nothing was foretold"
+    policy.ended_as(Seen(1.0, 1.0 + 9 * LOOK_S, 10, Objectives(tpot_s=1.0), 1.0, 0.5))
+    assert policy.guard.is_due

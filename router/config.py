@@ -170,9 +170,9 @@ class RouterConfig(ProcessConfig):
     ttft_objective_ms: float | None = Field(
         None,
         gt=0,
-        description="Time to first token, from a request's arrival on, that placement by prediction "
-        "aims at where neither the request nor its class says it, ms. Unset: the shorter the "
-        "better.",
+        description="Time to first token, from a request's arrival on, that placement by "
+        "prediction aims at where neither the request nor its class says it, ms. Unset: the "
+        "shorter the better.",
     )
     tpot_objective_ms: float | None = Field(
         None,
@@ -182,9 +182,9 @@ class RouterConfig(ProcessConfig):
     )
     refuse_unreachable: bool = Field(
         True,
-        description="With placement by prediction, a request that is foretold to miss its objectives "
-        "is refused at once, or waits while a later start may keep them; otherwise it goes last. "
-        "Nothing is refused until the workers know their steps.",
+        description="With placement by prediction, a request that is foretold to miss its "
+        "objectives is refused at once, or waits while a later start may keep them; otherwise it "
+        "goes last. Nothing is refused until the workers know their steps.",
     )
     max_attempts: int = Field(
         3, ge=1, description="Attempts of one request, the first included. Refusals do not count."

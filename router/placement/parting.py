@@ -6,7 +6,6 @@ and by what steps take: that is as good in a burst as before it, so that a burst
 parted. It is a leaning, not a rule: what is foretold to be missed counts for more.
 """
 
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepCost
@@ -15,7 +14,6 @@ from router.placement.types import DecodeView, EngineView, Query, Snapshot, Work
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32
 _LEAST_SEEN: Final = 4  # before that nothing is said
-_FEWEST_APART: Final = 3  # workers
 _STICKY: Final = 0.75  # workers: a change that is smaller is none
 
 
@@ -56,23 +54,6 @@ class Parts(NamedTuple):
 
     computing: frozenset[WorkerId] = frozenset()
     decoding: frozenset[WorkerId] = frozenset()
-
-
-def together(snapshot: Snapshot) -> Snapshot | None:
-    """Each worker for itself, where nothing is won by parting; None: they had best part.
-
-    Of two workers of both roles one would hold all sequences, each of which is slower for the
-    others, while sequences on the other one keep no prompt waiting for long: measured, two engines
-    that do everything themselves keep more objectives, the more the tighter the pace.
-    """
-    computing = {view.worker for view in snapshot.prefill}
-    decoding = {view.worker for view in snapshot.decode if view.local_prefill}
-    if not computing or len(snapshot.decode) >= _FEWEST_APART:
-        return None
-    if computing != decoding or len(decoding) < len(snapshot.decode):
-        return None  # one has but one role
-    alone = (replace(view, prefill_time_ratio=0.0) for view in snapshot.decode)
-    return replace(snapshot, prefill=(), decode=tuple(alone))
 
 
 class Parting:

@@ -39,7 +39,7 @@ from router.placement.loss import (
     num_kept_out,
 )
 from router.placement.overhead import Overhead
-from router.placement.parting import Parting, Parts, together
+from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
 from router.placement.too_late import too_late
@@ -266,8 +266,6 @@ class Predicted:
 
     def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while a pool's steps are not known."""
-        whole = None if query.needs_prefill else together(snapshot)
-        snapshot = snapshot if whole is None else whole
         may_prefill, may_decode = usable(query, snapshot)
         prefills = taken_alike(may_prefill, "prefill")
         decodes = taken_alike(may_decode, "decode")
@@ -277,7 +275,7 @@ class Predicted:
             return []
         holders = self._plain.holders(query)
         parts = self._parting.parts(snapshot)
-        if whole is not None or not any(view.worker in parts.decoding for view in decodes):
+        if not any(view.worker in parts.decoding for view in decodes):
             parts = Parts()  # nobody is there to decode for those who compute
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)

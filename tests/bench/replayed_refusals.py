@@ -35,6 +35,7 @@ from router.placement.types import Objectives
 
 _SURE: Final = 1.645  # standard errors
 
+
 class Replayed(NamedTuple):
     """Of the requests of one run, or of several."""
 

@@ -27,7 +27,9 @@ PACED = replace(QUERY, objectives=Objectives(tpot_s=0.0001), may_refuse=True)
 
 
 def made() -> ByObjectives:
-    plain = LeastLoaded(CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True)
+    plain = LeastLoaded(
+        CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True
+    )
     return ByObjectives(Guarded(Predicted(plain), plain), plain)
 
 

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from diptych.step_model import StepWork
-from router.placement import parting
 from router.placement.predicted import Predicted
 from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
-from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, made, view_d, view_p
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, made, view_d, view_p
 
 
 def soft(num_queued: int = 0, num_rows: int = 2) -> Snapshot:
@@ -31,47 +28,18 @@ def parted() -> Predicted:
 QUERY_OF_PACE = Query(num_tokens=300, num_max_tokens=360, objectives=Objectives(5.0, 0.1))
 
 
-@pytest.fixture
-def _parts_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many more are parted."""
-    monkeypatch.setattr(parting, "_FEWEST_APART", 2)
-
-
-def test_two_workers_of_both_roles_compute_what_they_decode() -> None:
-    """Whatever they have done of late; what has to be told of a prompt is no matter of theirs."""
-    policy, snapshot = parted(), soft()
-    first, other = snapshot.decode
-    for num_rows, chosen in ((0, D2), (9, D1)):
-        rows = view_d(D2, num_rows, MODEL, proven=other.proven, prefill_time_ratio=0.8)
-        placement = policy.place(QUERY_OF_PACE, replace(snapshot, decode=(first, rows)))
-        assert isinstance(placement, DecodeOnly)
-        assert placement.decode == chosen
-    told = policy.place(replace(QUERY_OF_PACE, needs_prefill=True), snapshot)
-    assert isinstance(told, Paired)
-    beside = replace(snapshot, prefill=(*snapshot.prefill, view_p(P1)))
-    assert parting.together(beside) is None, "a worker that only computes prompts has to"
-    assert parting.together(Snapshot((), snapshot.decode)) is None
-    half = replace(snapshot, prefill=snapshot.prefill[:1])
-    assert parting.together(half) is None, "the other one only decodes"
-    apart = replace(snapshot, decode=(first, replace(other, local_prefill=False)))
-    assert parting.together(apart) is None
-
-
-@pytest.mark.usefixtures("_parts_of_two")
 def test_of_workers_of_both_roles_some_compute_and_others_decode() -> None:
     placement = parted().place(QUERY_OF_PACE, soft())
     assert isinstance(placement, Paired)
     assert (placement.prefill, placement.decode) == (D1, D2)
 
 
-@pytest.mark.usefixtures("_parts_of_two")
 def test_whose_part_is_to_decode_computes_what_would_be_late_elsewhere() -> None:
     placement = parted().place(QUERY_OF_PACE, soft(num_queued=20_000))
     assert isinstance(placement, DecodeOnly)
     assert placement.decode == D2
 
 
-@pytest.mark.usefixtures("_parts_of_two")
 def test_a_worker_without_sequences_computes_whatever_its_part_is() -> None:
     """It keeps nobody waiting."""
     policy = parted()
@@ -81,7 +49,6 @@ def test_a_worker_without_sequences_computes_whatever_its_part_is() -> None:
     assert alone.decode == D2
 
 
-@pytest.mark.usefixtures("_parts_of_two")
 def test_what_it_computed_of_prompts_keeps_nobody_from_a_worker_that_bears_no_more() -> None:
     """Its part is to decode, and the next one's pace bars further prompts: it is as fast as ever.
 

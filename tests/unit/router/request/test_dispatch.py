@@ -420,7 +420,8 @@ async def test_a_session_ends_with_what_was_foretold(
     for settings, is_refused in (
         ({"placement": "predicted"}, True),
         ({"placement": "predicted", "refuse_unreachable": False}, False),
-        ({}, False),
+        ({}, True),
+        ({"placement": "least-loaded"}, False),
     ):
         session = started(world, RouterConfig(model="m", **settings))
         if is_refused:

@@ -266,6 +266,8 @@ class Predicted:
 
     def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while a pool's steps are not known."""
+        whole = None if query.needs_prefill else self._parting.together(snapshot)
+        snapshot = snapshot if whole is None else whole
         may_prefill, may_decode = usable(query, snapshot)
         prefills = taken_alike(may_prefill, "prefill")
         decodes = taken_alike(may_decode, "decode")
@@ -275,7 +277,7 @@ class Predicted:
             return []
         holders = self._plain.holders(query)
         parts = self._parting.parts(snapshot)
-        if not any(view.worker in parts.decoding for view in decodes):
+        if whole is not None or not any(view.worker in parts.decoding for view in decodes):
             parts = Parts()  # nobody is there to decode for those who compute
         near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
         near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)

@@ -4,12 +4,12 @@ Learned by a worker from its own steps (:mod:`diptych.engine.scheduling.step_lea
 Watch, and used by routers to look ahead.
 """
 
-import math
 from typing import NamedTuple
 
 from diptych.v1 import worker_pb2
 
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
+_MOST_S = 1e6  # that a worker may say of any part of a step
 
 
 class StepWork(NamedTuple):
@@ -107,6 +107,8 @@ def num_pairs(start: int, end: int) -> int:
 
 
 def _cost(told: worker_pb2.StepCost) -> StepCost:
-    """What is no time at all is not known."""
+    """What is no time at all is not known. Nine of ten steps take no less than expected."""
     cost = StepCost(*(getattr(told, name) for name in StepCost._fields))
-    return cost if all(math.isfinite(each) and each >= 0.0 for each in cost) else StepCost()
+    if not all(0.0 <= each <= _MOST_S for each in cost[:-1]):  # nor is what is not a number
+        return StepCost()
+    return cost._replace(upper_ratio=max(1.0, cost.upper_ratio))

@@ -77,7 +77,7 @@ class PrefillMember:
         if state is not None:
             self._load.told(
                 state.num_pending_prefill_tokens,
-                state.prefill_tokens_per_s,
+                measured(state.prefill_tokens_per_s),
                 own,
                 computes_none_s(_engine(self.watch, 0)),
             )
@@ -105,7 +105,7 @@ class PrefillMember:
                 num_own_tokens=load.own.num_tokens,
                 own_payers=load.own.payers,
                 num_available_blocks=_num_available_blocks(state),
-                tokens_per_s=state.prefill_tokens_per_s,
+                tokens_per_s=measured(state.prefill_tokens_per_s),
                 place=_place(state).over(self.found_at),
                 engine=_engine(
                     self.watch,
@@ -224,8 +224,10 @@ class DecodeMember:
                 num_blocks=state.blocks.total,
                 num_giving_way=state.num_giving_way,
                 num_giving_way_blocks=state.num_giving_way_blocks,
-                step_s=state.decode_step_s,
-                prefill_time_ratio=0.0 if self.beside is None else state.prefill_time_ratio,
+                step_s=measured(state.decode_step_s),
+                prefill_time_ratio=0.0
+                if self.beside is None
+                else measured(state.prefill_time_ratio),
                 shipped=ShippedBytes.told(state.layout),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
@@ -256,6 +258,11 @@ class DecodeMember:
         self._view = None
         took, self._took = self._took, decode_takes(self.view)
         return is_more(self._took, took)
+
+
+def measured(value: float) -> float:
+    """What a worker says that it measured; 0, as if it had not, of what cannot be."""
+    return value if math.isfinite(value) and value >= 0.0 else 0.0
 
 
 def _place(state: worker_pb2.WorkerState) -> Place:
@@ -296,7 +303,7 @@ def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:
 
 def _proven_pairs(state: worker_pb2.WorkerState) -> dict[WorkerId, float]:
     return {
-        WorkerId(pair.source_address, pair.source_incarnation): pair.bytes_per_s
+        WorkerId(pair.source_address, pair.source_incarnation): measured(pair.bytes_per_s)
         for pair in state.pairs
         if pair.state == worker_pb2.PAIR_STATE_PROVEN
     }

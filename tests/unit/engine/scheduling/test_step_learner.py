@@ -1,5 +1,6 @@
 """The steps of an engine by their contents: what they cost is learned, each kind by itself."""
 
+import math
 from random import Random
 
 import pytest
@@ -70,3 +71,18 @@ def test_it_passes_the_wire_unchanged() -> None:
     silent = StepModel.from_proto(worker_pb2.WorkerState().step_model)
     assert not silent.decode.is_known
     assert not silent.prefill.is_known
+
+
+@pytest.mark.parametrize("name", ["fixed_s", "row_s", "attention_pair_s", "upper_ratio"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 1e300])
+def test_what_no_step_takes_is_not_known(name: str, wrong: float) -> None:
+    told = LAW.to_proto()
+    setattr(told.decode, name, wrong)
+    assert StepModel.from_proto(told) == LAW._replace(decode=StepCost())
+
+
+def test_nine_of_ten_steps_take_no_less_than_is_expected() -> None:
+    """Others divide by that."""
+    told = LAW.to_proto()
+    told.decode.upper_ratio = 0.0
+    assert StepModel.from_proto(told) == LAW._replace(decode=LAW.decode._replace(upper_ratio=1.0))

@@ -13,7 +13,9 @@ from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.last_words import LastWords
-from tests.unit.router.cluster.world import World
+from tests.unit.router.cluster.world import World, proven
+
+PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
 pytestmark = pytest.mark.usefixtures("no_sockets")
 
@@ -204,6 +206,25 @@ async def test_what_is_no_time_is_not_known(wrong: float) -> None:
     engine = world.cluster.snapshot().prefill[0].engine
     assert engine is not None
     assert engine.model == costs._replace(prefill=StepCost())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])
+async def test_what_cannot_have_been_measured_was_not(wrong: float) -> None:
+    """Else nobody could be placed as long as such a worker is there."""
+    world, roles = World(prefill=1, decode=1), (PREFILL, DECODE)
+    pair = proven("p0:1")
+    pair.bytes_per_s = wrong
+    told = {"decode_step_s": wrong, "prefill_time_ratio": wrong, "prefill_tokens_per_s": wrong}
+    world.says("d0:1", roles=roles, able_roles=roles, pairs=[pair], pairs_version=2, **told)
+    snapshot = world.cluster.snapshot()
+    (decode,) = snapshot.decode
+    assert (decode.step_s, decode.prefill_time_ratio) == (0.0, 0.0)
+    assert decode.bytes_per_s == {"p0:1-1": 0.0}
+    assert [view.tokens_per_s for view in snapshot.prefill] == [0.0, 0.0]
+    seen = world.cluster.overview()
+    (worker,) = seen.decode
+    assert (worker.decode_step_s, worker.prefill_tokens_per_s) == (0.0, 0.0)
+    assert {each.bytes_per_s for each in seen.pairs} <= {0.0, 2e9}
 
 
 async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() -> None:

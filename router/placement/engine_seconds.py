@@ -31,9 +31,13 @@ _GUESS: Final = EngineRates()
 
 
 def rates_of(snapshot: Snapshot) -> EngineRates:
-    """The mean of what workers say now; the guess where none of a pool knows its steps yet."""
+    """The mean of what workers say now; the guess where none of a pool knows its steps yet.
+
+    Where there is no prefill worker, those that decode compute the prompts.
+    """
+    local = [view for view in snapshot.decode if view.local_prefill]
     return EngineRates(
-        _mean(map(_prompt_token_s, _engines(snapshot.prefill)), _GUESS.prompt_token_s),
+        _mean(map(_prompt_token_s, _engines(snapshot.prefill or local)), _GUESS.prompt_token_s),
         _mean(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
     )
 

@@ -1,5 +1,7 @@
 """What requests take of the engines, as workers say of their steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
@@ -46,7 +48,19 @@ def test_the_mean_of_those_that_know() -> None:
 def test_a_sequence_has_its_part_of_a_step() -> None:
     rates = rates_of(Snapshot((), (decode(MODEL, 10),)))
     assert rates.output_token_s == pytest.approx((0.04 + 10 * 0.002) / 10)
-    assert rates.prompt_token_s == EngineRates().prompt_token_s, "a guess: nobody knows it"
+    assert rates.prompt_token_s == pytest.approx((0.1 + 0.512) / 512), "nobody else computes them"
+
+
+def test_whoever_computes_prompts_says_what_they_take() -> None:
+    """Prefill workers where there are some; else who decodes, unless it may not compute any."""
+    fast = MODEL._replace(prefill=MODEL.prefill._replace(fixed_s=0.0, prefill_token_s=2.5e-5))
+    alone, guess = decode(fast), EngineRates().prompt_token_s
+    assert rates_of(Snapshot((), (alone,))).prompt_token_s == pytest.approx(2.5e-5)
+    apart = rates_of(Snapshot((prefill(MODEL),), (alone,)))
+    assert apart.prompt_token_s == pytest.approx((0.1 + 0.512) / 512)
+    assert rates_of(Snapshot((prefill(None),), (alone,))).prompt_token_s == guess
+    may_not = replace(alone, local_prefill=False)
+    assert rates_of(Snapshot((), (may_not,))).prompt_token_s == guess
 
 
 def test_a_guess_until_somebody_knows() -> None:

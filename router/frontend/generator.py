@@ -280,18 +280,20 @@ class _Answer:
         is_ours = False
         try:
             yield admitted
-        except DiptychError as error:
-            is_ours = error.reason not in _CLIENTS_OWN
+        except Exception as error:
+            is_ours = not isinstance(error, DiptychError) or error.reason not in _CLIENTS_OWN
             raise
         finally:
             admitted.leave(self._num_used(is_ours=is_ours))
 
     def _num_used(self, *, is_ours: bool) -> int:
-        """Tokens that count; none where it failed, and not by the client, before there was one."""
+        """Tokens that count; none where it failed, and not by the client, before there was a new
+        one.
+        """
         if self._session is None or self._builder is None:
             return 0
         usage, is_placed = self._session.usage, self._builder.moments.placed_s is not None
-        if not is_placed or (is_ours and not usage.num_output_tokens):
+        if not is_placed or (is_ours and not usage.num_new_tokens):
             return 0
         return usage.num_prompt_tokens + usage.num_output_tokens
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,8 @@ class Session:
     ("placed_s", "num_output", "error", "num_counted"),
     [
         (1.0, 2, None, 12),
+        (1.0, 2, RuntimeError("a bug"), 12),
+        (1.0, 0, RuntimeError("a bug"), 0),
         (1.0, 2, StepFailedError("ours"), 12),
         (1.0, 0, StepFailedError("ours"), 0),
         (None, 0, NoWorkerError("ours"), 0),
@@ -98,6 +101,24 @@ async def test_what_failed_before_there_was_a_token_counts_only_where_its_client
         answer._session, answer._builder = session, builder(placed_s)
         if error is not None:
             raise error
+    assert num_missing(quotas) == pytest.approx(num_counted)
+
+
+@pytest.mark.parametrize(("num_new", "num_counted"), [(0, 0), (1, 14)])
+async def test_what_was_resumed_was_paid_for_if_nothing_came_of_it(
+    num_new: int, num_counted: int
+) -> None:
+    """The cluster failed it: it has no token that it had not before."""
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    observer: Any = Observer()
+    answer = _Answer(SERVICES, observer, lambda: None)
+    session: Any = Session(3 + num_new)
+    session.usage = replace(session.usage, num_resumed_tokens=3)
+    ends = pytest.raises(StepFailedError)
+    with ends, answer.within(quotas, REQUEST, None) as admitted:
+        admitted.reserve(50)
+        answer._session, answer._builder = session, builder(1.0)
+        raise StepFailedError("ours")
     assert num_missing(quotas) == pytest.approx(num_counted)
 
 

@@ -109,6 +109,7 @@ def unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]
             "drift_ratio": 1.0,
             "speed": 1.0,
             "routers": 1,
+            "local_prefill": True,  # such an engine does everything
             "duration_s": spread[-1].at_s + 1e-4,
         }
     )

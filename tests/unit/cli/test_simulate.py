@@ -74,6 +74,16 @@ def test_workers_of_both_roles_and_several_routers(
     assert {cell["colocated_setting"] for cell in told["map"]} == {None}, "neither is a fixed one"
 
 
+def test_decode_workers_that_compute_no_prompts_are_measured_by_engines_that_do(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--workers", "prefill=1,decode=1", "--rate", "0.5", "--duration-s", "6")
+    assert simulate(trace, *flags) == 0
+    unit = capsys.readouterr().out.splitlines()[-2]
+    assert simulate(trace, *flags, "--no-local-prefill") == 0
+    assert capsys.readouterr().out.splitlines()[-2] == unit
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [

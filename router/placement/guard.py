@@ -122,11 +122,11 @@ class Guard:
         """1 in a fixed regime, else 0."""
         return float(self.regime is not Regime.FREE)
 
-    def foretold(self, num_missed: float, num_own: float) -> None:
+    def foretold(self, num_missed: float, num_own: float, now_s: float = 0.0) -> None:
         """One is placed, because of which so many objectives will be missed, by expectation; of
-        these so many of its own.
+        these so many of its own. ``now_s``: after a pause the last one that ended ended long ago.
         """
-        self._foretold.append(_Foretold(self._now_s, num_missed, num_own))
+        self._foretold.append(_Foretold(max(self._now_s, now_s), num_missed, num_own))
 
     def ended(self, seen: Seen) -> None:
         """One request more."""

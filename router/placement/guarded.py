@@ -54,7 +54,7 @@ class Guarded:
             placement = self._predicted.place(query, snapshot)
             if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
                 chosen = placement.forecast.chosen
-                self.guard.foretold(chosen.num_missed, chosen.num_own_missed)
+                self.guard.foretold(chosen.num_missed, chosen.num_own_missed, query.now_s)
             return placement
         found = self._fixed(query, snapshot)
         self._has_declined = (

@@ -371,6 +371,25 @@ def test_what_was_foretold_is_no_reason_to_doubt() -> None:
     assert world.turns == []
 
 
+def test_what_was_foretold_after_a_pause_counts_before_anything_has_ended() -> None:
+    """A burst, of which as many miss as was said, and few that come behind it."""
+    world = World()
+    world.run(30.0, lambda regime: True)
+    world.now_s += 300.0
+    burst = iter(range(40))
+    for _ in range(40):
+        world.guard.foretold(1.0, 1.0, world.now_s)
+
+    def trickle(regime: Regime) -> bool:
+        if next(burst, None) is not None:
+            world.guard.ended(seen(world.now_s, is_kept=False))
+        world.guard.foretold(0.0, 0.0, world.now_s)
+        return True
+
+    world.run(60.0, trickle)
+    assert world.turns == []
+
+
 @pytest.mark.parametrize(("foretold", "is_kept"), [(0.2, False), (1.0, True)])
 def test_what_comes_otherwise_than_foretold_is_doubted_where_another_regime_is_better(
     foretold: float, is_kept: bool

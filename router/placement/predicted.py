@@ -147,8 +147,7 @@ class Predicted:
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._plain.forget(worker)
-        self._promises.forget(worker)
+        self._plain.forget(worker)  # promises are kept: each sequence there is yet to end
         self._trials.forget(worker)
 
     def began(self, worker: WorkerId, promise: Promise) -> None:

@@ -7,7 +7,11 @@ from router.placement.types import Promise, WorkerId
 
 
 class Promises:
-    """Of each sequence that runs: it is counted from being placed until it has ended."""
+    """Of each sequence that runs: it is counted from being placed until it has ended.
+
+    Nobody is forgotten with a worker: of one that is gone all end, and one whose Watch broke off
+    may run them all the while.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[WorkerId, Counter[Promise]] = {}
@@ -24,7 +28,7 @@ class Promises:
         self._promised[worker] = _sum(counts)
 
     def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """One of these runs no more; of a worker that was forgotten none did."""
+        """One of these runs no more."""
         counts, alike = self._counts.get(worker), _alike(promise)
         if counts is None or not counts[alike]:
             return
@@ -34,11 +38,6 @@ class Promises:
         self._promised[worker] = _sum(counts)
         if not counts:
             del self._counts[worker], self._promised[worker]
-
-    def forget(self, worker: WorkerId) -> None:
-        """It is gone, with all that ran there."""
-        self._counts.pop(worker, None)
-        self._promised.pop(worker, None)
 
 
 def _alike(promise: Promise) -> Promise:

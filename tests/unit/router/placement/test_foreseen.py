@@ -250,7 +250,9 @@ def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() 
     held = dataclasses.replace(QUERY, may_refuse=True)
     assert policy.place(held, snapshot) is not None, "but it is never held for them"
     policy.forget(D1)
-    policy.ended(D1, Promise(0.1))
+    assert policy.place(QUERY, snapshot) == Paired(P1, D2), "its Watch broke off: they run on"
+    for _ in range(5):
+        policy.ended(D1, Promise(0.1))
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
 
 

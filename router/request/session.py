@@ -64,6 +64,7 @@ class Session:
         "_finish_reason",
         "_finished",
         "_is_ended",
+        "_is_first",
         "_loop",
         "_machine",
         "_num_taken",
@@ -119,6 +120,7 @@ class Session:
         self._num_taken: int | None = None  # tokens of the delta that is being written
         self._finish_reason: FinishReason | None = None
         self._is_ended = False  # the rest of the text was taken
+        self._is_first = True  # of the choices of its request
         self._finished: ChoiceFinished | None = None  # yet to be taken after it
         self._error: DiptychError | None = None
         self._bug: Exception | None = None
@@ -149,7 +151,12 @@ class Session:
         )
 
     def start(self, *, front: bool = False) -> None:
-        """Ask for workers; ``front``: another choice has some, so it is never turned away."""
+        """Ask for workers; ``front``: another choice has some, so it is never turned away.
+
+        Nor is it a request to placement, which foretells nothing of it: the first token that
+        was wanted by then was the other choice's.
+        """
+        self._is_first = not front
         self._handle(events.Begin(front))
 
     def keep_model(self) -> str:
@@ -369,11 +376,12 @@ class Session:
                 self._terms.finished(self.usage)
                 moments = self._answer.moments
                 last_s = moments.last_token_s or 0.0
-                self._terms.ended(self.usage, moments.first_token_s, last_s)
+                if self._is_first:
+                    self._terms.ended(self.usage, moments.first_token_s, last_s)
                 self._end()
             case actions.Fail():
                 self._error = action.error
-                if not isinstance(action.error, _NOT_BY_PLACEMENT):
+                if self._is_first and not isinstance(action.error, _NOT_BY_PLACEMENT):
                     self._terms.ended(self.usage)
                 self._observer.failed(action.error)
                 self._on_failed()

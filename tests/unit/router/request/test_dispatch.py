@@ -45,7 +45,7 @@ from router.request import actions, events
 from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
-from router.request.response_builder import ResponseBuilder
+from router.request.response_builder import Moments, ResponseBuilder
 from router.request.session import Session
 from tests.told_caches import whole
 from tests.unit.router.request.dispatch_world import (
@@ -373,21 +373,28 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
 
 
-def started(world: World, config: RouterConfig, claim: Claim = NO_CLAIM) -> Session:
+def started(
+    world: World, config: RouterConfig, claim: Claim = NO_CLAIM, *, front: bool = False
+) -> Session:
     """One that waits for a placement."""
     shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
     session = Session(
         "r",
         ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4), claim=claim),
         create_autospec(
-            ResponseBuilder, instance=True, is_due=False, is_overfull=False, num_output_tokens=0
+            ResponseBuilder,
+            instance=True,
+            is_due=False,
+            is_overfull=False,
+            num_output_tokens=0,
+            moments=Moments(0.0),
         ),
         Untraced(),
         replace(world.services, config=config),
         deadline_s=None,
         on_failed=lambda: None,
     )
-    session.start()
+    session.start(front=front)
     return session
 
 
@@ -410,6 +417,23 @@ async def test_what_a_request_did_itself_is_not_held_against_placement(
     session.turn_away(error)
     assert len(told) == is_told
     session.close()
+
+
+@pytest.mark.parametrize("front", [False, True])
+async def test_another_choice_is_no_request_to_placement(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, front: bool
+) -> None:
+    """It came when the first one ran, so that its first token would count as late."""
+    told: list[Seen] = []
+    monkeypatch.setattr(world.services.policy, "ended_as", told.append)
+    for ended in (False, True):
+        session = started(world, RouterConfig(model="m"), front=front)
+        if ended:
+            session._execute(actions.Finish(common_pb2.FINISH_REASON_STOP))
+        else:
+            session.turn_away(QueueFullError("full", retry_after_s=1.0))
+        session.close()
+    assert len(told) == (0 if front else 2)
 
 
 async def test_a_session_ends_with_what_was_foretold(

@@ -389,8 +389,13 @@ class Session:
         return None
 
     def _leave(self) -> None:
-        """Idempotent: what it took counts as it is the first time."""
-        self._services.room.leave(self, self._terms.used_s(self.usage))
+        """Idempotent: what it took counts as it is the first time.
+
+        Where no worker that was to compute its prompt took it, that is nothing.
+        """
+        was_taken = self._machine.attempt.num_cached_tokens is not None
+        used_s = self._terms.used_s(self.usage) if was_taken else 0.0
+        self._services.room.leave(self, used_s)
 
     def _end(self) -> None:
         self._leave()

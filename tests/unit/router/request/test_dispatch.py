@@ -23,6 +23,7 @@ from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
+from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
@@ -434,6 +435,26 @@ async def test_another_choice_is_no_request_to_placement(
             session.turn_away(QueueFullError("full", retry_after_s=1.0))
         session.close()
     assert len(told) == (0 if front else 2)
+
+
+@pytest.mark.parametrize(("is_taken", "num_computed"), [(False, 0), (True, len(PROMPT) - 16)])
+async def test_what_no_worker_took_is_not_paid_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool, num_computed: int
+) -> None:
+    """It was placed, and its client left before a worker said that it has blocks for it."""
+    used: list[float] = []
+    monkeypatch.setattr(LeastLoaded, "place", lambda *asked: DecodeOnly(DECODE, Why.CHOICE))
+    room = world.services.room
+    monkeypatch.setattr(room, "_used", lambda request_class, used_s: used.append(used_s))
+    world.welcomes(DECODE)
+    session = started(world, RouterConfig(model="m"))
+    room.pump()
+    assert room.num_placed == 1
+    if is_taken:
+        reserved = decode_pb2.Reserved(sequence_id=1, num_cached_tokens=16)
+        session.on_decode_event(decode_pb2.DecodeEvent(reserved=reserved))
+    session.close()
+    assert used == [pytest.approx(EngineRates().cost_s(num_computed, 0))]
 
 
 async def test_a_session_ends_with_what_was_foretold(

@@ -5,6 +5,7 @@ whoever refuses is not asked again until it had to wait. Simpler than the router
 all that was asked for is given back.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -209,12 +210,14 @@ class Journey:
     def _turn(self) -> Turn:
         """It is charged what it will take; a router corrects that when an answer has ended."""
         request, rates = self.request, self._router.rates.of(self._router.snapshot())
-        num_prompt = len(request.prompt_ids)
+        num_prompt, wanted = len(request.prompt_ids), request.objectives
         return Turn(
             request.request_class,
             request.tenant,
             rates.cost_s(num_prompt, request.num_output_tokens),
+            None if wanted.ttft_s is None else request.due_s + wanted.ttft_s,
             prompt_s=rates.cost_s(num_prompt, 0),
+            tpot_s=math.inf if wanted.tpot_s is None else wanted.tpot_s,
         )
 
     def _tick_when_due(self) -> None:

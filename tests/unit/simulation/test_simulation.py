@@ -1,5 +1,6 @@
 """What holds for every run: nothing is lost or held for ever, and the same gives the same."""
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from diptych.simulation.cluster import Split
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
 from diptych.simulation.journey import Journey
 from diptych.simulation.router import RouterLimits
-from diptych.simulation.simulation import Placing, Run, Simulation
+from diptych.simulation.simulation import BatchLoad, Placing, Run, Simulation
 from diptych.simulation.workload import Shape
 from router.placement.policy import LeastLoaded
 from router.placement.types import Objectives, Placement, Query, Snapshot
@@ -23,6 +24,18 @@ SPLITS = (Split(1, 1), Split(0, 2), Split(2, 3))
 
 def run(simulation: Simulation, duration_s: float = 30.0, drain_s: float = 600.0) -> Run:
     return simulation.run(duration_s, drain_s)
+
+
+def test_a_request_waits_by_its_objectives_as_in_the_router() -> None:
+    """A batch beside it has none, and is not placed before one that is held for its pace."""
+    placing = Placing("predicted", Objectives(1.5, 0.08))
+    simulation = Simulation(
+        setup(Split(1, 1))._replace(placing=placing, batch=BatchLoad(1)), iter([Shape(0.5, 40, 8)])
+    )
+    simulation.agenda.run(0.5)
+    (request,), (line, *_) = simulation.journeys, simulation._lines
+    assert (request._turn().due_s, request._turn().tpot_s) == (2.0, 0.08)
+    assert (line._turn().due_s, line._turn().tpot_s) == (None, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ class ServerStream(Generic[Command]):
     ``take`` gives the next message to send, None when there is none; whoever adds
     one calls :meth:`wake`. ``beat`` is called each ``timers.heartbeat_s`` and adds a
     heartbeat. A stream whose router was silent for ``timers.lost_peer_s``, or that
-    could not send for ``timers.unsent_s``, ends with an error. A message on its way out
-    then has a quarter of ``timers.heartbeat_s`` to leave.
+    could not send for ``timers.unsent_s``, ends with an error. However it ends but by a
+    cancel, a message on its way out has a quarter of ``timers.heartbeat_s`` to leave.
     """
 
     def __init__(
@@ -82,10 +82,11 @@ class ServerStream(Generic[Command]):
                 self.tasks.create_task(self._keep_alive(), name="stream-heartbeat")
                 try:
                     await self._ending
-                except DiptychError:  # a write that is broken off leaves no room for a last word
-                    self.wake()
-                    await asyncio.wait({writer}, timeout=self._timers.heartbeat_s / 4)
+                except DiptychError:
+                    await self._let_out(writer)
                     raise
+                await self._let_out(writer)
+                raise _HalfClosedError
         except BaseExceptionGroup as group:
             group.__traceback__ = None  # see below
             error = _cause(group)
@@ -118,7 +119,16 @@ class ServerStream(Generic[Command]):
             except DiptychError as error:
                 self.end(error)
                 return
-        raise _HalfClosedError
+        if not self._ending.done():
+            self._ending.set_result(None)
+
+    async def _let_out(self, writer: "asyncio.Task[None]") -> None:
+        """Wait a moment for the message that is on its way out.
+
+        One that is broken off there leaves no room for a last word, nor for the status.
+        """
+        self.wake()
+        await asyncio.wait({writer}, timeout=self._timers.heartbeat_s / 4)
 
     async def _write(self) -> None:
         while not self._ending.done():

@@ -109,3 +109,28 @@ async def test_an_error_does_not_wait_for_a_message_that_is_stuck() -> None:
             await broken.run(lambda _: None)
         await broken.tell(prefill_pb2.PrefillEvent())
     assert context.written == []
+
+
+async def closing(after_s: float) -> AsyncIterator[prefill_pb2.PrefillCommand]:
+    """Has nothing to say, and half-closes."""
+    await asyncio.sleep(after_s)
+    return
+    yield prefill_pb2.PrefillCommand()
+
+
+async def test_a_half_close_lets_the_message_leave_that_is_on_its_way() -> None:
+    """Broken off, it would leave the call no room for its status; the router waits for that."""
+    context = FakeContext(seconds=0.02)
+    event = prefill_pb2.PrefillEvent()
+    done = stream(context, Timers(), event, commands=closing(0.01))
+    await done.run(lambda _: None)
+    assert context.written == [event]
+    assert not done.writing
+
+
+async def test_a_half_close_does_not_wait_for_a_message_that_is_stuck() -> None:
+    context = FakeContext(seconds=60)
+    timers, event = Timers(heartbeat_s=0.02), prefill_pb2.PrefillEvent()
+    async with asyncio.timeout(1):
+        await stream(context, timers, event, commands=closing(0.001)).run(lambda _: None)
+    assert context.written == []

@@ -126,11 +126,18 @@ class FetchSession:
             finally:
                 self._machine.close()
 
-    async def tell(self, error: DiptychError) -> None:
-        """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
+    async def let_out(self) -> bool:
+        """Wait a moment for the event that is on its way out: the last call, after ``run``.
+
+        A call has no room for its status beside it. False: it is stuck.
+        """
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=self._deps.timers.heartbeat_s / 4)
-        if self._writing is None or self._writing.done():  # else it is stuck
+        return self._writing is None or self._writing.done()
+
+    async def tell(self, error: DiptychError) -> None:
+        """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
+        if await self.let_out():
             event = self._numbered(FetchEvent(ended=to_failure(error)))
             await last_word(self._context, event, self._deps.timers.lost_peer_s)
 

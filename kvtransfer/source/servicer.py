@@ -97,6 +97,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             self.counters.num_refused[error.reason] += 1
             await session.tell(error)
             raise
+        await session.let_out()
         return
         yield
 

@@ -41,6 +41,25 @@ class Reader:
         self.heard.append(event)
 
 
+class LeavingReader(Reader):
+    """Half-closes while it is written to, and takes the event once it may."""
+
+    def __init__(self, *commands: FetchCommand) -> None:
+        super().__init__(*commands)
+        self.is_written_to, self.takes = asyncio.Event(), asyncio.Event()
+
+    async def read(self) -> FetchCommand:
+        if self._commands:
+            return self._commands.pop(0)
+        await self.is_written_to.wait()
+        return cast(FetchCommand, None)  # gRPC's word for the end is none either
+
+    async def write(self, event: FetchEvent) -> None:
+        self.is_written_to.set()
+        await self.takes.wait()
+        self.heard.append(event)
+
+
 def session(reader: Reader) -> FetchSession:
     leases = LeaseTable(16, lambda block_id: 0)
     leases.open("lease", [1, 2], 32, b"")
@@ -83,6 +102,20 @@ async def test_what_is_out_of_order_is_refused() -> None:
         async with asyncio.timeout(5):
             with pytest.raises(InvalidRequestError):
                 await session(Reader(*commands)).run()
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_an_event_that_is_on_its_way_leaves_before_the_status(is_stuck: bool) -> None:
+    """A reader that has half-closed waits for that."""
+    reader = LeavingReader(opened())
+    fetch = session(reader)
+    async with asyncio.timeout(5):
+        await fetch.run()
+        assert not reader.heard
+        if not is_stuck:
+            reader.takes.set()
+        assert await fetch.let_out() is not is_stuck
+    assert len(reader.heard) == (not is_stuck)
 
 
 @pytest.mark.usefixtures("no_collector")

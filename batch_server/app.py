@@ -57,7 +57,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         asyncio.TaskGroup() as tasks,
     ):
         files, batches = FileStore(database), BatchStore(database)
-        await files.drop_unfinished()
+        undropped = await files.drop_unfinished()
         slots = Slots(Pace(config.max_concurrent), time.monotonic)
         answers = AnswerBounds(config.max_answer_bytes, config.line_timeout_s)
         needs = Needs(
@@ -72,7 +72,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         measure(host.metrics, runner, slots)
         tenants = TenantBounds(config.max_open_batches, config.max_tenant_bytes)
         uploads = UploadBounds(config.max_file_bytes, config.max_tenant_bytes, config.upload_s)
-        file_desk = FileDesk(files, uploads, time.time)
+        file_desk = FileDesk(files, uploads, time.time, undropped)
         batch_desk = BatchDesk(batches, files, runner, tenants, time.time)
         BatchesServicer(
             file_desk, batch_desk, callers, write_s=config.timers.client_write_s

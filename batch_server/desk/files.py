@@ -1,7 +1,7 @@
 """Files of clients: stored in bounds as they come, listed, read, deleted."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, NamedTuple
 
@@ -39,15 +39,21 @@ class FileDesk:
     An upload holds one chunk in memory; a download too, or one line of results if it has more.
     """
 
-    def __init__(self, files: FileStore, bounds: UploadBounds, clock: Callable[[], float]) -> None:
-        """``clock``: seconds of the Unix epoch."""
+    def __init__(
+        self,
+        files: FileStore,
+        bounds: UploadBounds,
+        clock: Callable[[], float],
+        undropped: Iterable[str] = (),
+    ) -> None:
+        """``clock``: seconds of the Unix epoch. ``undropped``: unfinished ones, from before."""
         self._files = files
         self._bounds = bounds
         self._clock = clock
         self._uploading = TenantPlaces(
             "many files are being uploaded", most_of_tenant=_MOST_OF_TENANT, most=_MOST_UPLOADS
         )
-        self._undropped: set[str] = set()  # of uploads that failed, as did that
+        self._undropped = set(undropped)  # of uploads that failed, as did that
         self._reading = TenantPlaces(
             "many files are being read", most_of_tenant=_MOST_OF_TENANT, most=_MOST_READS
         )

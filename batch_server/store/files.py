@@ -1,13 +1,17 @@
 """Files in the database: what clients uploaded, in chunks, and what batches answered."""
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from batch_server.records import StoredFile
 from batch_server.store.database import Database
 from batch_server.store.tables import CHUNKS, FILES, RESULTS
+
+logger = logging.getLogger(__name__)
 
 _RESULTS_AT_ONCE: Final = 16
 _RESULT_BYTES_AT_ONCE: Final = 2**18  # or one line, where that has more
@@ -39,9 +43,17 @@ class FileStore:
         """It will not be whole."""
         await self._database.call(_drop, file_id)
 
-    async def drop_unfinished(self) -> None:
-        """Delete what no upload will finish: those of a process that has ended."""
-        await self._database.call(_drop_unfinished)
+    async def drop_unfinished(self) -> Sequence[str]:
+        """Delete what no upload will finish: those of a process that has ended.
+
+        Those that are left, as the database takes nothing now: on a full disk, say.
+        """
+        try:
+            await self._database.call(_drop_unfinished)
+        except SQLAlchemyError as error:
+            logger.warning("unfinished uploads are still there", extra={"error": str(error)})
+            return await self._database.call(_unfinished_ids)
+        return ()
 
     async def find(self, tenant: str, file_id: str) -> StoredFile | None:
         """None: there is none, or it is another tenant's."""
@@ -102,6 +114,11 @@ def _finish(connection: Connection, file_id: str) -> None:
 def _drop(connection: Connection, file_id: str) -> None:
     connection.execute(delete(CHUNKS).where(CHUNKS.c.file_id == file_id))
     connection.execute(delete(FILES).where(FILES.c.file_id == file_id))
+
+
+def _unfinished_ids(connection: Connection) -> Sequence[str]:
+    found = select(FILES.c.file_id).where(FILES.c.is_whole.is_(False))
+    return list(connection.execute(found).scalars())
 
 
 def _drop_unfinished(connection: Connection) -> None:

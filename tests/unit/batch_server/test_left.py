@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from batch_server.desk.batches import BatchDesk
 from batch_server.desk.files import FileDesk, UploadBounds
+from batch_server.records import StoredFile
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store import database
@@ -186,6 +187,31 @@ async def test_what_a_failed_upload_left_takes_no_room_once_the_database_is_back
         other.execute("ROLLBACK")
         other.close()
         await desk.store("t", "f", 900_000, pieces(is_locked=False))
+
+
+async def test_what_cannot_be_dropped_at_the_start_is_dropped_once_the_database_takes_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 10)
+    half = StoredFile(
+        file_id="half", tenant="t", purpose="batch", filename="f", created_s=1, num_bytes=900_000
+    )
+    async with opened(tmp_path) as rig:
+        assert await rig.files.begin(half, 10**9)
+    async with opened(tmp_path) as rig:
+        other = sqlite3.connect(tmp_path / "batch.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        left = await rig.files.drop_unfinished()
+        assert list(left) == ["half"]
+        bounds = UploadBounds(10**6, 1_500_000, 30.0)
+        desk = FileDesk(rig.files, bounds, lambda: NOW_S, left)
+        other.execute("ROLLBACK")
+        other.close()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 900_000
+
+        await desk.store("t", "f", 900_000, pieces())
 
 
 async def test_a_database_that_does_not_answer_keeps_nobody(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Decoder:
 
         Of several ranks in the first one alone: the others get [0, vocab_size].
         """
-        scores = self.weights.head(self.normed(hidden)).float()
+        scores = self.ops.multiply(self.weights.head, self.normed(hidden)).float()
         cap = self.config.logit_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
 

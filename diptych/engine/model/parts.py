@@ -133,8 +133,8 @@ class LayerOps(Protocol):
     Results go into the tensors that are given for them, all contiguous.
     """
 
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
-        """out = linear(x)."""
+    def multiply(self, linear: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """linear(x), which is ``out`` where that is given."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:

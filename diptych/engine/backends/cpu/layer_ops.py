@@ -28,8 +28,8 @@ class CompiledLayerOps:
         self._eps = torch.tensor([config.rms_norm_eps], dtype=torch.float32)
         self._ones = torch.ones(config.head_dim)
 
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
-        linear(x, out)
+    def multiply(self, linear: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return linear(x, out)
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         self._do(layer_loops.norm.call(*_split(x), *x.shape, x, weight, self._eps, out), x)
@@ -94,9 +94,11 @@ class WrittenLayerOps(CompiledLayerOps):
         self.calls: list[Call] = []
         self._workspace = workspace
 
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
+    def multiply(self, linear: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         assert isinstance(linear, CompiledLinear)
+        assert out is not None, "a program has all of its memory before it runs"
         self.calls.extend(linear.calls(x, out, self._workspace))
+        return out
 
     def _do(self, call: Call, x: Tensor) -> None:
         self.calls.append(call)

@@ -45,17 +45,17 @@ class TritonLayerOps:
         self._takes_rounded = False  # whether a product was one of 8-bit floats
         self._last: _Rows | None = None
 
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
+    def multiply(self, linear: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Of 8-bit floats those that lie beside x, if it is what was normed just now."""
         last, self._last = self._last, None
         if not isinstance(linear, DeviceFp8Linear):
-            linear(x, out)
-            return
+            return linear(x, out)
         self._takes_rounded = True
-        if last is not None and (last.address, last.shape) == (x.data_ptr(), x.shape):
-            linear.multiply_rounded(last.rounded, out)
-        else:
-            linear(x, out)
+        if last is None or (last.address, last.shape) != (x.data_ptr(), x.shape):
+            return linear(x, out)
+        y = x.new_empty(len(x), linear.out_features) if out is None else out
+        linear.multiply_rounded(last.rounded, y)
+        return y
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         num_rows, size = x.shape

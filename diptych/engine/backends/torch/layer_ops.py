@@ -15,8 +15,8 @@ class TorchLayerOps:
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self._config, self._dtype = config, dtype
 
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
-        linear(x, out)
+    def multiply(self, linear: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return linear(x, out)
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         out.copy_(self._normed(x, weight))

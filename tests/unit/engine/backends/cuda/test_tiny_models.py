@@ -15,8 +15,11 @@ from torch import Tensor
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
+from diptych.engine.backends.cuda import fp8_linear
+from diptych.engine.backends.cuda.fp8_linear import DeviceFp8Linear, round_rows
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.backends.torch.backend import of_rank
+from diptych.engine.backends.torch.fp8_linear import Rounded
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.runner import Runner
@@ -162,6 +165,29 @@ def test_the_same_tokens_in_8_bit_floats(tmp_path: Path) -> None:
         for backend in (CPU, INTERPRETED)
     )
     assert got == wanted
+
+
+def test_the_head_takes_what_the_last_norm_has_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch less for each step; the same bits."""
+    write_tiny_model(tmp_path, "qwen3", num_layers=1)
+    model = load_decoder(tmp_path, quantization="fp8", backend=INTERPRETED)
+    if not isinstance(model.weights.head, DeviceFp8Linear):
+        pytest.skip("this torch has no product of 8-bit floats on a CPU")
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(3, model.config.hidden_size, generator=generator)
+    want = model.weights.head(model.normed(hidden))
+    num_rounded: list[int] = []
+
+    def counted(x: Tensor) -> Rounded:
+        num_rounded.append(len(x))
+        return round_rows(x)
+
+    monkeypatch.setattr(fp8_linear, "round_rows", counted)
+    got = [model.logits(hidden) for _ in range(2)]
+    assert num_rounded == [3], "the first product alone, which says that there are such"
+    assert all(torch.equal(each, want) for each in got)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ class Runner:
             unseen = self._follow(plan, inputs, by_device, send)
             by_host = Samples.of(plan, by_device=False)
             step = self._ask(plan, begin_s, inputs, by_device, by_host, unseen)
+            step.mark = self._backend.mark()
         except BaseException:  # whatever broke off: what came before it may still write blocks
             self._last = None
             self._backend.synchronise()
@@ -200,7 +201,6 @@ class Runner:
         if step.draws is not None:
             rows = {chunk: row for row, chunk in enumerate(by_device.indexes)}
             self._last = rows, step.draws.token_ids
-        step.mark = self._backend.mark()
         return step
 
     def _follow(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import DeviceMemory, ForwardPass, MemoryUsage
+from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark, MemoryUsage
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
@@ -94,6 +94,28 @@ def test_a_step_that_fails_ends_when_the_device_has_done_what_it_began(
     runner = runner_on(backend, tmp_path)
     with pytest.raises(BrokenError):
         runner.execute(plan_of((SPEC,)))
+    assert not backend.is_behind
+
+
+class LateAheadBackend(LateBackend):
+    """The same, given steps while others are in flight."""
+
+    steps_in_flight = 2
+
+    def mark(self) -> Mark:
+        self.begin("mark")
+        return super().mark()
+
+
+@pytest.mark.parametrize("part", ["forward", "mark"])
+def test_a_launch_that_fails_ends_when_the_device_has_done_what_it_began(
+    tmp_path: Path, part: str
+) -> None:
+    """A device that is lost may say so with any call: waiting for it tells."""
+    backend = LateAheadBackend(broken=part)
+    runner = runner_on(backend, tmp_path)
+    with pytest.raises(BrokenError):
+        runner.launch(plan_of((SPEC,)))
     assert not backend.is_behind
 
 

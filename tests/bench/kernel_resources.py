@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -47,11 +47,18 @@ from diptych.sampling_params import SamplingParams
 from diptych.word_sums import Words
 from tests.gpu.models import MODELS
 
-MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program: A100, H100
+MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program: A100, L40S, H100
 CAPABILITIES = tuple(MAX_SHARED_BYTES)
-_FP8_CAPABILITY = 90  # the first that multiplies 8-bit floats
+WHOLE = (80, 90)  # for which all is compiled; what others get otherwise is known
+_FP8_CAPABILITY = 90  # the first whose products take 8-bit floats with a scale for each row
+_AT_89 = (  # what is not as on sm_80: instructions for 8-bit floats, and little shared memory
+    ("Llama-3.1-8B", torch.float8_e4m3fn, torch.bfloat16),
+    ("Gemma 2 2B", torch.float32, torch.float32),
+)
 BLOCK_SIZE = 32
 _NUM_PROCESSORS = 132  # an H100's: contexts of single tokens are cut into parts
+
+_Launch: TypeAlias = tuple[Any, Mapping[str, Any]]  # what was compiled, and its constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,41 @@ class _Target:
         return 0
 
 
+class _Step(NamedTuple):
+    """Of every kind of layer of a model: two single tokens and a chunk of a prompt."""
+
+    config: ModelConfig
+    cache: KVCache
+    inputs: StepInputs
+    dtype: torch.dtype
+    shape: TileShape
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        capability: int,
+        cache_dtype: torch.dtype,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> "_Step":
+        config = ModelConfig.from_hf(MODELS[model])
+        kinds = {layer.sliding_window: layer for layer in config.layers}
+        config = replace(config, layers=tuple(kinds.values()))
+        table = tuple(range(16))
+        chunks = (
+            Chunk(token_ids=(1,), start=500, block_table=table, sample=None),
+            Chunk(token_ids=(1,), start=0, block_table=table[:1], sample=None),
+            Chunk(token_ids=tuple(range(300)), start=100, block_table=table, sample=None),
+        )
+        return cls(
+            config,
+            KVCache(config, len(table), BLOCK_SIZE, cache_dtype),
+            build_inputs(StepPlan(chunks=chunks), BLOCK_SIZE),
+            dtype,
+            TileShape.of(config.head_dim, dtype, cache_dtype, MAX_SHARED_BYTES[capability]),
+        )
+
+
 class _NoProducts:
     """A linear layer that leaves its result as it is. Implements ``Linear``."""
 
@@ -96,16 +138,21 @@ class _NoProducts:
 
 def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resources]:
     """Of all kernels that a step of prompts and single tokens launches, each variant once."""
-    cache = str(cache_dtype).removeprefix("torch.")
-    config = ModelConfig.from_hf(MODELS[model])
-    kinds = {layer.sliding_window: layer for layer in config.layers}
-    config = replace(config, layers=tuple(kinds.values()))
-    found: dict[str, Resources] = {}
     with _compiled_for(capability) as launches:
-        _run(config, cache_dtype, MAX_SHARED_BYTES[capability])
-        for kernel, constants in launches:
-            found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
-    return list(found.values())
+        _run(_Step.of(model, capability, cache_dtype))
+        return _each_once(model, _name(cache_dtype), capability, launches)
+
+
+def measure_attention(
+    model: str, capability: int, cache_dtype: torch.dtype, dtype: torch.dtype
+) -> list[Resources]:
+    """Of those alone that write keys and values, and attend."""
+    name = model if dtype is torch.bfloat16 else f"{model} in {_name(dtype)}"
+    with _compiled_for(capability) as launches:
+        step = _Step.of(model, capability, cache_dtype, dtype)
+        _attend(step, _NUM_PROCESSORS)
+        _attend(step, 1, _sinks(step.config))
+        return _each_once(name, _name(cache_dtype), capability, launches)
 
 
 def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
@@ -159,20 +206,26 @@ def _rounding_beside(capability: int) -> list[Resources]:
 def _of_products(
     model: str, linears: Sequence[Linear], nums_rows: Sequence[int], capability: int
 ) -> list[Resources]:
-    found: dict[str, Resources] = {}
     with _compiled_for(capability) as launches:
         for linear in linears:
             for num_rows in nums_rows:
                 linear(torch.zeros(num_rows, linear.in_features, dtype=torch.bfloat16))
-        for kernel, constants in launches:
-            found.setdefault(kernel.hash, _resources(model, "-", capability, kernel, constants))
+        return _each_once(model, "-", capability, launches)
+
+
+def _each_once(
+    model: str, cache: str, capability: int, launches: Sequence[_Launch]
+) -> list[Resources]:
+    found: dict[str, Resources] = {}
+    for kernel, constants in launches:
+        found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
     return list(found.values())
 
 
 @contextmanager
-def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]]]]:
+def _compiled_for(capability: int) -> Iterator[list[_Launch]]:
     """Compiles what is launched meanwhile; kernels and their constants, in order."""
-    launches: list[tuple[Any, Mapping[str, Any]]] = []
+    launches: list[_Launch] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
@@ -184,30 +237,22 @@ def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]
         yield launches
 
 
-def _run(config: ModelConfig, cache_dtype: torch.dtype, max_shared_bytes: int) -> None:
-    """A step of every kind of layer, two single tokens and a chunk of a prompt; draws; digests."""
-    backend, dtype = CudaBackend(torch.device("cpu")), torch.bfloat16
-    table = tuple(range(16))
-    chunks = [
-        Chunk(token_ids=(1,), start=500, block_table=table, sample=None),
-        Chunk(token_ids=(1,), start=0, block_table=table[:1], sample=None),
-        Chunk(token_ids=tuple(range(300)), start=100, block_table=table, sample=None),
-    ]
-    inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE)
-    x = torch.zeros(len(inputs.token_ids), config.hidden_size, dtype=dtype)
+def _run(step: _Step) -> None:
+    """All of it; draws; digests."""
+    config, cache, dtype = step.config, step.cache, step.dtype
+    backend = CudaBackend(torch.device("cpu"))
+    x = torch.zeros(len(step.inputs.token_ids), config.hidden_size, dtype=dtype)
     angles = torch.zeros(len(x), config.head_dim // 2)
-    cache = KVCache(config, len(table), BLOCK_SIZE, cache_dtype, backend.kv_memory)
-    shape = TileShape.of(config.head_dim, dtype, cache_dtype, max_shared_bytes)
     run_layers(
         config,
         [_weights(config)] * config.num_layers,
         backend.layer_ops(config, dtype),
-        PagedAttention(config, cache, _NUM_PROCESSORS, shape).begin_step(inputs),
+        PagedAttention(config, cache, _NUM_PROCESSORS, step.shape).begin_step(step.inputs),
         {layer.rope: Rotation(angles, angles) for layer in config.layers},
         x,
         LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
     )
-    _attend_with_sinks(config, cache, inputs, dtype, shape)
+    _attend(step, 1, _sinks(config))
     logits = torch.empty(2, config.vocab_size)
     params = (SamplingParams(temperature=0.0), SamplingParams(top_k=40, top_p=0.9))
     sampler.draw(logits, [SampleSpec(params=each, allow_stop=True) for each in params], [9, 9])
@@ -216,16 +261,24 @@ def _run(config: ModelConfig, cache_dtype: torch.dtype, max_shared_bytes: int) -
         kv_memory.add_up(memory, Words(block, block, lines))
 
 
-def _attend_with_sinks(
-    config: ModelConfig, cache: KVCache, inputs: StepInputs, dtype: torch.dtype, shape: TileShape
-) -> None:
-    """Of each kind of layer; no model that is served has them."""
-    sinks = [torch.zeros(config.num_heads)] * config.num_layers
-    step = PagedAttention(config, cache, 1, shape, sinks=sinks).begin_step(inputs)
-    q = torch.zeros(len(inputs.token_ids), config.num_heads, config.head_dim, dtype=dtype)
-    kv = torch.zeros(len(q), 2, config.num_kv_heads, config.head_dim, dtype=dtype)
+def _attend(step: _Step, num_processors: int, sinks: Sequence[Tensor] | None = None) -> None:
+    config = step.config
+    attention = PagedAttention(config, step.cache, num_processors, step.shape, sinks=sinks)
+    of_layer = attention.begin_step(step.inputs)
+    num_rows = len(step.inputs.token_ids)
+    q = torch.zeros(num_rows, config.num_heads, config.head_dim, dtype=step.dtype)
+    kv = torch.zeros(num_rows, 2, config.num_kv_heads, config.head_dim, dtype=step.dtype)
     for layer in range(config.num_layers):
-        step(layer, q, kv, q)
+        of_layer(layer, q, kv, q)
+
+
+def _sinks(config: ModelConfig) -> list[Tensor]:
+    """Of each kind of layer; no model that is served has them."""
+    return [torch.zeros(config.num_heads)] * config.num_layers
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _weights(config: ModelConfig) -> LayerWeights:
@@ -300,22 +353,24 @@ def main() -> None:
     found = [
         part
         for model, cache_dtype in kinds
-        for capability in CAPABILITIES
+        for capability in WHOLE
         for part in measure(model, capability, cache_dtype)
     ]
     found += [
         part
         for numbers in Numbers
-        for capability in CAPABILITIES
+        for capability in WHOLE
         for part in measure_products(numbers, capability)
     ]
-    found += [part for capability in CAPABILITIES for part in measure_float_products(capability)]
+    found += [part for capability in WHOLE for part in measure_float_products(capability)]
     found += [
         part
-        for capability in CAPABILITIES
+        for capability in WHOLE
         if capability >= _FP8_CAPABILITY
         for part in measure_fp8_products(capability)
     ]
+    for model, cache_dtype, dtype in _AT_89:
+        found += measure_attention(model, 89, cache_dtype, dtype)
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))
         return

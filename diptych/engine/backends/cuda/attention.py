@@ -42,7 +42,7 @@ class PagedAttention:
     ) -> None:
         """num_processors: the device's, that a decode step is to keep busy.
 
-        tile_shape: of chunks, for a kernel of ours.
+        tile_shape: for kernels of ours.
 
         flashinfer: attends for chunks, instead of a kernel of ours. sinks: for each layer
         [num_heads] float32, a score that takes its share of a head's weight for no token.
@@ -67,6 +67,7 @@ class PagedAttention:
             inputs,
             prefills,
             self._num_processors,
+            self._tile_shape.num_single_keys,
             self._send,
             self._sinks,
         )
@@ -95,6 +96,7 @@ class _PagedStep:
         inputs: StepInputs,
         prefills: _Prefills | None,
         num_processors: int,
+        num_single_keys: int,
         send: Send,
         sinks: Sequence[Tensor] | None,
     ) -> None:
@@ -104,7 +106,7 @@ class _PagedStep:
         self._decodes = None
         if inputs.decodes is not None:
             self._decodes = _Decodes(
-                config, kv_cache.block_size, inputs.decodes, num_processors, send
+                config, kv_cache.block_size, inputs.decodes, num_processors, num_single_keys, send
             )
 
     def __call__(
@@ -143,12 +145,13 @@ class _Decodes:
         block_size: int,
         batch: DecodeBatch,
         num_processors: int,
+        tile: int,
         send: Send,
     ) -> None:
+        """tile: tokens that are multiplied at a time."""
         self._config, self._block_size = config, block_size
         self._tables, self._context_lens = batch.sent_by(send), batch.context_lens
         num_rows, table_size = self._tables.shape
-        tile = _decode_tile(config.head_dim)
         self._tile = tile
         self._num_parts = num_parts(
             num_rows * config.num_kv_heads, table_size * block_size, tile, num_processors
@@ -280,8 +283,3 @@ def _score_scale(config: ModelConfig) -> float:
     """What products are multiplied with to be scores with the logarithm of e to base 2."""
     log2_e: float = score_forms.LOG2_E.value
     return config.attention_scale * log2_e
-
-
-def _decode_tile(head_dim: int) -> int:
-    """Tokens that are multiplied at a time."""
-    return 64 if head_dim <= 128 else 32

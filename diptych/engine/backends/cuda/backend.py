@@ -1,5 +1,6 @@
 """An NVIDIA device: products by torch's libraries, all else by Triton kernels."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,9 +174,9 @@ class CudaBackend:
         return count
 
     def _max_shared_bytes(self) -> int:
-        """Of a program. A host's kernels are interpreted, and need none."""
+        """Of a program. A host's kernels are interpreted, and have all that they want."""
         if self.device.type != "cuda":
-            return 0
+            return sys.maxsize
         properties: Any = torch.cuda.get_device_properties(self.device)  # no stub has the limit
         num_bytes: int = properties.shared_memory_per_block_optin
         return num_bytes

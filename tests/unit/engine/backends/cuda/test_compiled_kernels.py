@@ -25,15 +25,16 @@ KERNELS = {
 OF_GROUPS = {"add_parts", "multiply", "sum_groups", "widen"}
 OF_FP8 = {"add_parts", "multiply_rounded", "round_rows", "sum_row"}
 ROUNDING = {"add_norm", "norm"}
+ATTENTION = {"attend_parts", "attend_tiles", "merge_parts", "write"}
 # Of a program. What sm_80 gets is what smaller devices get, which have 99 KiB.
-MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
+MAX_SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.timeout(1800)
 def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
-    """In bfloat16, for sm_80 and sm_90; in a process of its own, as this one interprets.
+    """In bfloat16, for sm_80 and sm_90; attention for sm_89 where that is another, as in float32.
 
-    What they take is what the documents say.
+    In a process of its own, as this one interprets. What they take is what the documents say.
     """
     from tests.bench import kernel_resources
 
@@ -61,15 +62,19 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
     }
     assert products == wanted | {("fp8", 90, kernel) for kernel in OF_FP8 | ROUNDING}
     kinds = Counter((part["model"], part["capability"]) for part in layers)
-    assert len(kinds) == 5 * 2
+    assert len(kinds) == 5 * 2 + 2
     for model, capability in kinds:
         names = {
             part["kernel"]
             for part in layers
             if (part["model"], part["capability"]) == (model, capability)
         }
-        assert names == KERNELS
-    assert {part["cache"] for part in layers} == {"bfloat16", "int8", "float8_e4m3fn"}
+        assert names == (ATTENTION if capability == 89 else KERNELS)
+    caches = {(part["cache"], part["capability"]) for part in layers}
+    assert caches == {
+        *((cache, each) for cache in ("bfloat16", "int8", "float8_e4m3fn") for each in (80, 90)),
+        *((cache, 89) for cache in ("float8_e4m3fn", "float32")),
+    }
     assert [part for part in found if part["num_stack_bytes"]] == []
     for part in found:
         assert part["num_shared_bytes"] <= MAX_SHARED_BYTES[part["capability"]], part
@@ -81,6 +86,6 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
         assert "\n".join(lines) in document
     largest = max(found, key=lambda part: int(part["num_registers"]))
     note(
-        f"{len(found)} kernels compiled for sm_80 and sm_90 without spills; "
+        f"{len(found)} kernels compiled for sm_80, sm_89 and sm_90 without spills; "
         f"{largest['num_registers']} registers at the most"
     )

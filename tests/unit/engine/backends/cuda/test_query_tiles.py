@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from diptych.engine.backends.cuda.query_tiles import QueryTiles, TileShape
 from diptych.engine.inputs import PrefillChunk
+from diptych.errors import ConfigurationError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=5)
 
@@ -63,12 +64,15 @@ def test_what_is_multiplied_fits(head_dim: int, kv_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "kv_dtype", "limit", "shape"),
     [
-        (128, torch.bfloat16, torch.bfloat16, H100, (128, 128, 64)),
-        (128, torch.float16, torch.int8, H100, (128, 64, 64)),
-        (256, torch.bfloat16, torch.bfloat16, H100, (128, 32, 32)),
-        (128, torch.bfloat16, torch.bfloat16, A100, (128, 32, 32)),
-        (64, torch.bfloat16, torch.float8_e4m3fn, A100, (64, 64, 64)),
-        (64, torch.float32, torch.float32, H100, (64, 64, 64)),
+        (128, torch.bfloat16, torch.bfloat16, H100, (128, 128, 64, 64)),
+        (128, torch.float16, torch.int8, H100, (128, 64, 64, 64)),
+        (256, torch.bfloat16, torch.bfloat16, H100, (128, 32, 32, 32)),
+        (128, torch.bfloat16, torch.bfloat16, A100, (128, 32, 32, 64)),
+        (64, torch.bfloat16, torch.float8_e4m3fn, A100, (64, 64, 64, 64)),
+        (64, torch.float32, torch.float32, H100, (64, 32, 32, 64)),
+        (128, torch.float32, torch.bfloat16, A100, (64, 16, 16, 16)),
+        (256, torch.float32, torch.float32, SMALLEST, (32, 16, 16, 16)),
+        (256, torch.bfloat16, torch.bfloat16, SMALLEST, (64, 32, 32, 32)),
     ],
 )
 def test_tiles_are_as_large_as_registers_hold(
@@ -76,9 +80,27 @@ def test_tiles_are_as_large_as_registers_hold(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     limit: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, int, int, int],
 ) -> None:
     assert TileShape.of(head_dim, dtype, kv_dtype, limit) == shape
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit", "ends"),
+    [
+        (torch.bfloat16, H100, "for a program"),
+        (torch.bfloat16, SMALLEST, "for a program"),
+        (torch.float32, SMALLEST, "set dtype to bfloat16"),
+    ],
+    ids=str,
+)
+def test_heads_for_which_no_tile_fits_are_refused(
+    dtype: torch.dtype, limit: int, ends: str
+) -> None:
+    name = str(dtype).removeprefix("torch.")
+    says = f"^dtype {name}: .* heads of 512 needs .* this GPU has {limit} .*{ends}$"
+    with pytest.raises(ConfigurationError, match=says):
+        TileShape.of(512, dtype, dtype, limit)
 
 
 @given(LENGTHS, st.sets(st.integers(0, 120), max_size=6))

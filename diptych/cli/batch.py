@@ -52,6 +52,11 @@ class _ServerConfig(BaseModel):
     ca: Path | None = Field(
         None, description="With TLS: the authorities of this PEM file are believed."
     )
+    server_name: str = Field(
+        "",
+        description="With TLS: name that the server's certificate has to have, where it is reached "
+        "by another, as through a forwarded port. Unset: the host of --url.",
+    )
 
     def client(self) -> BatchClient:
         """Raises ConfigurationError: a file cannot be read."""
@@ -62,10 +67,10 @@ class _ServerConfig(BaseModel):
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "is no text"
                 raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
-        return _open(self.url, key, self.ca)
+        return _open(self.url, key, self.ca, self.server_name)
 
 
-def _open(url: str, key: str, ca: Path | None) -> BatchClient:
+def _open(url: str, key: str, ca: Path | None, server_name: str) -> BatchClient:
     """Raises ConfigurationError."""
     expected = ConfigurationError("--url: expected http, https, grpc or grpcs://host:port")
     try:
@@ -74,13 +79,15 @@ def _open(url: str, key: str, ca: Path | None) -> BatchClient:
     except ValueError:
         raise expected from None
     is_bare = not (parts.path.rstrip("/") or parts.query or parts.fragment or "@" in parts.netloc)
+    if server_name and parts.scheme in ("http", "grpc"):
+        raise ConfigurationError("--server-name: --url has no TLS; https:// and grpcs:// have")
     match parts.scheme:
         case "http" | "https" if host:
-            return HttpBatchClient(url, key, ca)
+            return HttpBatchClient(url, key, ca, server_name)
         case "grpc" if host and port and is_bare:
             return GrpcBatchClient(url, parts.netloc, key)
         case "grpcs" if host and port and is_bare:
-            return GrpcBatchClient(url, parts.netloc, key, ca or True)
+            return GrpcBatchClient(url, parts.netloc, key, ca or True, server_name)
     raise expected
 
 

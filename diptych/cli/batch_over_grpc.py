@@ -16,10 +16,19 @@ from diptych.errors import DiptychError
 class GrpcBatchClient:
     """See :class:`diptych.cli.batch_client.BatchClient`. Not for use in an event loop."""
 
-    def __init__(self, url: str, address: str, key: str = "", tls: bool | Path = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        key: str = "",
+        tls: bool | Path = False,
+        server_name: str = "",
+    ) -> None:
         """``url`` is what a person wrote. The block raises ConfigurationError."""
         self._url = url
-        self._client = BlockingBatchClient(address, api_key=key, tls=tls, retries=0)
+        self._client = BlockingBatchClient(
+            address, api_key=key, tls=tls, server_name=server_name, retries=0
+        )
 
     def __enter__(self) -> Self:
         self._client.__enter__()

@@ -28,10 +28,15 @@ class HttpBatchClient:
         url: str,
         key: str = "",
         ca: Path | None = None,
+        server_name: str = "",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` in place of the network. Raises ConfigurationError."""
+        """``server_name`` is what a certificate has to be of; empty: the host of ``url``.
+
+        ``transport`` in place of the network. Raises ConfigurationError.
+        """
         self._url = url
+        self._extensions = {"sni_hostname": server_name} if server_name else {}
         try:
             trust = ssl.create_default_context(cafile=ca)
         except OSError as error:
@@ -91,7 +96,9 @@ class HttpBatchClient:
         """What is in a file, piece by piece. Raises BatchError."""
         with (
             self._told(),
-            self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
+            self._http.stream(
+                "GET", f"/v1/files/{file_id}/content", extensions=self._extensions
+            ) as response,
         ):
             if response.status_code != 200:
                 response.read()
@@ -100,7 +107,12 @@ class HttpBatchClient:
 
     def _ask(self, method: str, path: str, **sent: object) -> Mapping[str, object]:
         with self._told():
-            response = self._http.request(method, path, **sent)  # type: ignore[arg-type]
+            response = self._http.request(
+                method,
+                path,
+                extensions=self._extensions,
+                **sent,  # type: ignore[arg-type]
+            )
             if response.status_code != 200:
                 is_refused = 400 <= response.status_code < 500
                 raise (_RefusedError if is_refused else BatchError)(_reason(response))

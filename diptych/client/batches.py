@@ -69,6 +69,7 @@ class BatchClient:
         *,
         api_key: str = "",
         tls: bool | Path = False,
+        server_name: str = "",
         retries: int = RETRIES,
     ) -> None:
         """``address`` is host:port; the others as DiptychClient's. Connects when first used.
@@ -76,7 +77,7 @@ class BatchClient:
         Raises ConfigurationError.
         """
         self._metadata = metadata_of(api_key)
-        self._channel = open_channel(address, lock=lock_of(tls))
+        self._channel = open_channel(address, lock=lock_of(tls, server_name))
         self._server: batches_pb2_grpc.BatchesAsyncStub = batches_pb2_grpc.BatchesStub(
             self._channel
         )

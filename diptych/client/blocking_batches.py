@@ -17,10 +17,20 @@ class BlockingBatchClient(OwnLoop[BatchClient]):
         *,
         api_key: str = "",
         tls: bool | Path = False,
+        server_name: str = "",
         retries: int = RETRIES,
     ) -> None:
         """As BatchClient."""
-        super().__init__(partial(BatchClient, address, api_key=api_key, tls=tls, retries=retries))
+        super().__init__(
+            partial(
+                BatchClient,
+                address,
+                api_key=api_key,
+                tls=tls,
+                server_name=server_name,
+                retries=retries,
+            )
+        )
 
     def submit(
         self,

@@ -13,8 +13,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from diptych.api_keys import digest
 from diptych.client import BatchClient
 from diptych.errors import DiptychError, InvalidApiKeyError
-from tests.authority import Authority
+from tests.authority import Authority, replaced
 from tests.cluster import Process, as_args
+
+
+def ask(url: str, *flags: str) -> tuple[int, str]:
+    """What ``diptych batch status`` ends with, of a batch that there is not."""
+    line = [sys.executable, "-m", "diptych.cli", "batch", "status", "none", "--url", url, *flags]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
 
 
 async def test_its_grpc_port_is_as_locked_as_its_http(tmp_path: Path) -> None:
@@ -60,11 +67,17 @@ async def test_its_grpc_port_is_as_locked_as_its_http(tmp_path: Path) -> None:
             names = {each.name for each in found[0].list_services_response.service}
             assert service in names
         lock = ["--ca", str(ca), "--api-key-file", str(tmp_path / "key")]
-        line = [sys.executable, "-m", "diptych.cli", "batch", "status", "none", *lock]
-        for url in (f"grpcs://{process.address}", f"https://{process.http_address}"):
-            told = await asyncio.to_thread(
-                subprocess.run, [*line, "--url", url], capture_output=True, text=True, timeout=60
-            )
-            assert (told.returncode, told.stderr) == (1, "diptych batch: no batch 'none' here\n")
+        answer = (1, "diptych batch: no batch 'none' here\n")
+        urls = (f"grpcs://{process.address}", f"https://{process.http_address}")
+        for url in urls:
+            assert await asyncio.to_thread(ask, url, *lock) == answer
+        other = Authority(tmp_path / "other").issue_name("batch.example", "batch")
+        with replaced(folder, other):  # reached by another name, as through a forwarded port
+            for url in urls:
+                name = ("--server-name", "batch.example")
+                assert await asyncio.to_thread(ask, url, *lock, *name) == answer
+                code, told = await asyncio.to_thread(ask, url, *lock)
+                assert code == 1
+                assert told.startswith(f"diptych batch: no batch server at {url} ")
     finally:
         assert process.stop() == 0, process.log_tail()

@@ -32,7 +32,7 @@ def client_of(server: Server) -> HttpBatchClient:
 
 def by(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     """Commands ask that server."""
-    monkeypatch.setattr(batch, "HttpBatchClient", lambda url, key, ca: client_of(server))
+    monkeypatch.setattr(batch, "HttpBatchClient", lambda url, key, ca, name: client_of(server))
 
 
 def test_a_file_is_uploaded_and_its_batch_made(
@@ -211,6 +211,12 @@ def test_a_url_that_is_none_is_one_line(url: str) -> None:
         batch.run(["status", "b", "--url", url])
 
 
+@pytest.mark.parametrize("url", ["http://there:1", "grpc://there:1"])
+def test_a_certificates_name_where_there_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--server-name: [^\n]+$"):
+        batch.run(["status", "b", "--url", url, "--server-name", "batch.example"])
+
+
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 @pytest.mark.parametrize("command", ["submit", "status", "results", "cancel"])
 def test_where_no_server_is_the_address_the_setting_and_the_fix_are_one_line(
@@ -226,6 +232,21 @@ def test_where_no_server_is_the_address_the_setting_and_the_fix_are_one_line(
     assert told.count("\n") == 1
     for said in (url, "refused", "--url", "diptych batch-server", "diptych up --batch-port 8001"):
         assert said in told
+
+
+def test_a_certificates_name_goes_with_every_request() -> None:
+    names: list[str] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        names.append(request.extensions["sni_hostname"])
+        return httpx.Response(200, json=told("completed"))
+
+    transport = httpx.MockTransport(server)
+    with HttpBatchClient("https://there", "key", None, "batch.example", transport) as client:
+        client.state("b")
+        client.cancel("b")
+        assert b"".join(client.content("file-x"))
+    assert names == ["batch.example"] * 3
 
 
 def test_an_id_that_no_url_can_have_is_one_line() -> None:

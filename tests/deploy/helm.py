@@ -89,14 +89,14 @@ def run_helm(
     )
 
 
-def template(release: Release, values: Sequence[Path] = (), *args: str) -> str:
-    """What ``helm template`` makes of the chart with these values files.
+def template(release: Release, values: Sequence[Path] = (), *args: str, name: str = RELEASE) -> str:
+    """What ``helm template`` makes of the chart with these values files, as a release of ``name``.
 
     Raises RuntimeError: it refused.
     """
     files = [f"--values={path}" for path in values]
     done = run_helm(
-        release, "template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *files, *args
+        release, "template", name, str(CHART), f"--namespace={NAMESPACE}", *files, *args
     )
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -1,5 +1,6 @@
 """What one manifest of the chart names of another is there, and is what it is named for."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_all_processes_are_scraped_where_they_tell_metrics() -> None:
     (endpoint,) = spec["podMetricsEndpoints"]
     for pod in groups("everything"):
         assert {"name": endpoint["port"], "containerPort": 9100} in pod.container["ports"]
+
+
+def test_alerts_are_of_the_pods_that_serve() -> None:
+    """As their controllers name them; another release's, in the same namespace, have others."""
+    ends = {"Deployment": "5d7f9c4b8-x2z4q", "StatefulSet": "0"}
+    own = [pod.manifest for pod in groups("everything")]
+    names = [f"{each['metadata']['name']}-{ends[each['kind']]}" for each in own]
+    (made,) = kinds("everything", "PrometheusRule")
+    for rule in made["spec"]["groups"][0]["rules"]:
+        (pattern,) = set(re.findall(r' pod=~"([^"]+)"', rule["expr"]))
+        assert all(re.fullmatch(pattern, name) for name in names), rule["expr"]
+        assert not any(re.fullmatch(pattern, f"other-{name}") for name in names)
 
 
 @pytest.mark.parametrize("name", VALUES)

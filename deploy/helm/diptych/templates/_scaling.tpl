@@ -1,10 +1,26 @@
+{{/* The names of one group's pods, as a regular expression. Of (dict "name" … "component" …). */}}
+{{- define "diptych.podPattern" -}}
+{{ .name }}-{{ eq .component "router" | ternary "[a-z0-9]+-[a-z0-9]+" "[0-9]+" }}
+{{- end -}}
+
+{{/* Those of all pods that serve: of this release alone, whatever else runs in its namespace. */}}
+{{- define "diptych.podPatterns" -}}
+{{- $patterns := list (include "diptych.podPattern" (dict "name" (include "diptych.routerName" .) "component" "router")) -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- range $pool := keys (index $.Values $role "pools") | sortAlpha -}}
+{{- $name := include "diptych.poolName" (dict "root" $ "role" $role "pool" $pool) -}}
+{{- $patterns = append $patterns (include "diptych.podPattern" (dict "name" $name "component" $role)) -}}
+{{- end -}}
+{{- end -}}
+{{- join "|" $patterns -}}
+{{- end -}}
+
 {{/*
 What KEDA asks Prometheus for one group of pods. Of (dict "root" $ "name" … "component" … "values" …). A count is compared
 per pod, a share as it is.
 */}}
 {{- define "diptych.triggers" -}}
-{{- $rest := eq .component "router" | ternary "[a-z0-9]+-[a-z0-9]+" "[0-9]+" -}}
-{{- $pods := printf `namespace="%s", pod=~"%s-%s"` .root.Release.Namespace .name $rest -}}
+{{- $pods := printf `namespace="%s", pod=~"%s"` .root.Release.Namespace (include "diptych.podPattern" .) -}}
 {{- $address := required "keda.serverAddress: KEDA has to be told where Prometheus is" .root.Values.keda.serverAddress -}}
 {{- $asked := list -}}
 {{- if eq .component "router" -}}

@@ -120,6 +120,15 @@ def test_the_start_may_last_as_long_as_a_model_takes(pod: Pod) -> None:
     assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 30
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_no_rollout_is_given_up_while_a_model_loads(name: str) -> None:
+    """Kubernetes says so after ten minutes, and ``helm --wait`` believes it."""
+    deployment = router(name).manifest
+    startup = router(name).container["startupProbe"]
+    deadline_s = deployment["spec"]["progressDeadlineSeconds"]
+    assert deadline_s >= max(MODEL_LOAD_S, startup["periodSeconds"] * startup["failureThreshold"])
+
+
 @pytest.mark.parametrize("pod", all_pods(), ids=lambda pod: pod.where)
 def test_mounts_are_of_volumes_that_are_there(pod: Pod) -> None:
     volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}

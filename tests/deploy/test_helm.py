@@ -117,6 +117,15 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "-prefill-main: resources.claims: resourceClaims has none of the name gpu",
         ),
         ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.podMonitor"),
+        ({"metrics": {"enabled": False, "alerts": {"enabled": True}}}, "metrics.alerts"),
+        (
+            {
+                "metrics": {"enabled": False},
+                "keda": {"serverAddress": "http://prometheus:9090"},
+                "prefill": {"keda": {"enabled": True}},
+            },
+            "-prefill-main: keda scales by metrics that no pod tells",
+        ),
         (
             {"decode": {"terminationGracePeriodSeconds": 20}},
             r"decode: terminationGracePeriodSeconds: 20 cuts off what takes 20\.5 s",

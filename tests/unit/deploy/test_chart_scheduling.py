@@ -123,4 +123,5 @@ def test_keda_scales_by_what_waits_and_by_held_kv() -> None:
     assert own["type"] == "cpu"
     for trigger in (waiting, held):
         assert trigger["metadata"]["serverAddress"] == "http://prometheus.monitoring:9090"
+        assert trigger["metadata"]["ignoreNullValues"] == "false", "unknown is not 0"
         assert 'pod=~"d-prefill-far-[0-9]+"' in trigger["metadata"]["query"]

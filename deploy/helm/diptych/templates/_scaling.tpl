@@ -20,6 +20,9 @@ What KEDA asks Prometheus for one group of pods. Of (dict "root" $ "name" … "c
 per pod, a share as it is.
 */}}
 {{- define "diptych.triggers" -}}
+{{- if not .root.Values.metrics.enabled }}
+{{- fail (printf "%s: keda scales by metrics that no pod tells: turn metrics.enabled on" .name) -}}
+{{- end -}}
 {{- $pods := printf `namespace="%s", pod=~"%s"` .root.Release.Namespace (include "diptych.podPattern" .) -}}
 {{- $address := required "keda.serverAddress: KEDA has to be told where Prometheus is" .root.Values.keda.serverAddress -}}
 {{- $asked := list -}}
@@ -39,6 +42,8 @@ per pod, a share as it is.
     serverAddress: {{ $address }}
     query: {{ .query | quote }}
     threshold: {{ .threshold | quote }}
+    # Else KEDA takes what Prometheus does not know for 0, and all but the fewest pods go.
+    ignoreNullValues: "false"
 {{- end }}
 {{- with .values.keda.triggers }}
 {{ toYaml . }}

@@ -211,6 +211,25 @@ def test_the_notes_say_what_is_locked_and_how_to_ask(name: str, said: str) -> No
     assert said in done.stdout.partition("NOTES:")[2], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            (),
+            ", then let the cluster test itself: one request, whose KV has to move and whose trace",
+        ),
+        (("prefill.replicas=0",), ": one request, whose trace, if there is one, has to be sent."),
+        (("tests.enabled=false",), "Wait for the workers to load.\n"),
+    ],
+)
+def test_the_notes_promise_no_test_that_there_is_not(values: tuple[str, ...], said: str) -> None:
+    flags = [f"--set={value}" for value in values]
+    done = run_helm(HELM_4, "install", "--dry-run=client", RELEASE, str(CHART), *flags)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert said in notes, done.stderr
+    assert (f" test {RELEASE} --logs" in notes) is ("tests.enabled=false" not in values)
+
+
 WAYS_IN = (
     "router.ingress.enabled=true",
     "router.ingress.hosts={a}",

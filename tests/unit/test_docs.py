@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from batch_server.config import BatchServerConfig
+from diptych import __version__
 from diptych.cli.batch import SubmitConfig
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
@@ -20,7 +21,7 @@ from router.config import RouterConfig
 from tests.packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = (*PACKAGES, "tests", "examples", "proto", "docs", "deploy")
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
 
@@ -44,6 +45,14 @@ def page_name(page: Path) -> str:
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_changelog_has_the_version_and_is_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.findall(r"^## \[([^]]+)\]", text, re.MULTILINE)[0]
+    assert newest in (__version__, "Unreleased")
+    assert f"## [{__version__}]" in text
+    assert len(text.splitlines()) < 80
 
 
 def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:

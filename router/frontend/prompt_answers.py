@@ -2,6 +2,7 @@
 
 import math
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from diptych.telemetry.tracing import Metadata, trace_id
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
 from router.frontend.outcome import telling_outcome
-from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
+from router.frontend.prompt_jobs import Errand, Job, PromptJobs
 from router.frontend.quotas import Admitted, Quotas
 from router.frontend.turns import one_by_one
 from router.frontend.validation import check_room, recorded_id, salt_of
@@ -34,7 +35,9 @@ from router.telemetry import RequestObserver, Telemetry
 
 MAX_INPUTS = 2048
 MAX_NUMBERS = 2048 * 4096
-"""In the vectors of one answer: about 170 MB of JSON."""
+"""In the vectors of one answer: 100 MB of numbers, and about 170 MB of JSON."""
+MAX_SCORED = 2**20
+"""Log probabilities of one answer: 4 MB while they wait for each other, and 22 MB of JSON."""
 
 # Ends that the client brought about: what was reserved is not given back.
 _CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
@@ -101,13 +104,21 @@ class PromptAnswers:
         request = call.work
         await self._admission.admit_prompts("Score", call.errand.deadline_s)
         before = [] if request.prompt is None else await self._read(call, request.prompt, "")
-        read = []
+        read: list[array[int]] = []
+        num_scored = 0
         for index, each in enumerate(request.continuations):
             field = f"continuations[{index}]"
             own = await self._read_input(call, each, field, before)
             if not before and len(own) < 2:
                 raise InvalidRequestError("has one token, and none before it", field=field)
             check_room(len(before) + len(own), self._max_len, field)
+            num_scored += len(own) if before else len(own) - 1
+            if num_scored > MAX_SCORED:
+                raise InvalidRequestError(
+                    f"have more than {MAX_SCORED} tokens together, each with a log probability: "
+                    "send them in several requests",
+                    field="continuations",
+                )
             read.append(own)
         num_tokens = len(before) + sum(map(len, read))
         call.reserve(num_tokens)
@@ -115,7 +126,7 @@ class PromptAnswers:
         results = await self._jobs.run(jobs, call.errand)
         usage = _usage(num_tokens, min(result.num_cached_tokens for result in results))
         call.usage = usage
-        scores = [_score(job, result) for job, result in zip(jobs, results, strict=True)]
+        scores = (ContinuationScore(each.logprobs, each.is_greedy) for each in results)
         return Scores(tuple(scores), usage)
 
     async def embed(self, call: PromptCall[EmbedRequest]) -> Embeddings:
@@ -125,7 +136,7 @@ class PromptAnswers:
         await self._admission.admit_prompts("Embed", call.errand.deadline_s)
         jobs = []
         for index, each in enumerate(request.inputs):
-            token_ids = await self._read_input(call, each, f"inputs[{index}]", [])
+            token_ids = await self._read_input(call, each, f"inputs[{index}]")
             jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
         num_tokens = sum(job.num_tokens for job in jobs)
         call.reserve(num_tokens)
@@ -191,11 +202,11 @@ class PromptAnswers:
                 yield calls[0]
 
     async def _read_input(
-        self, call: PromptCall[Work], each: Input, field: str, before: Sequence[int]
-    ) -> list[int]:
+        self, call: PromptCall[Work], each: Input, field: str, before: Sequence[int] = ()
+    ) -> "array[int]":
         if before and isinstance(each, TextPrompt):
             each = TextPrompt(each.text, is_continuation=True)
-        return await self._read(call, each, field)
+        return array("I", await self._read(call, each, field))  # there may be millions
 
     async def _read(self, call: PromptCall[Work], prompt: Prompt, field: str) -> list[int]:
         """The token ids of one text, once it is checked. Raises DiptychError."""
@@ -226,21 +237,12 @@ def _score_job(before: Sequence[int], own: Sequence[int]) -> Job:
     return Job(own, WantedLogprobs(max(1, len(before)), end, num_top=1), before)
 
 
-def _score(job: Job, result: JobResult) -> ContinuationScore:
-    token_ids = job.own[len(job.own) - len(result.logprobs) :]
-    is_greedy = all(
-        found.top_token_ids == (token_id,)
-        for token_id, found in zip(token_ids, result.logprobs, strict=True)
-    )
-    return ContinuationScore(tuple(found.logprob for found in result.logprobs), is_greedy)
-
-
-def _vector(states: Sequence[float], request: EmbedRequest) -> tuple[float, ...]:
+def _vector(states: "array[float]", request: EmbedRequest) -> "array[float]":
     kept = states[: request.dimensions] if request.dimensions is not None else states
     if not request.normalize:
-        return tuple(kept)
+        return kept
     length = math.hypot(*kept) or 1.0
-    return tuple(value / length for value in kept)
+    return array("d", (value / length for value in kept))
 
 
 def _usage(num_prompt_tokens: int, num_cached_tokens: int) -> Usage:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from diptych.errors import DiptychError, ModelChangedError
 from diptych.sampling_params import SamplingParams
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
-from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs
 from router.placement.claim import Claim
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Observer
@@ -42,10 +43,12 @@ class Job(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """What was told."""
+    """What was told: numbers as small as they came, since all of a call wait for the last job."""
 
-    logprobs: tuple[TokenLogprobs, ...]
-    states: tuple[float, ...]
+    logprobs: "array[float]"
+    is_greedy: bool
+    """Whether each of their tokens is the likeliest that was told in its place."""
+    states: "array[float]"
     num_cached_tokens: int
     model_digest: str = ""  # of the weights that it was placed on; empty: not known
 
@@ -139,13 +142,22 @@ class PromptJobs:
             deadline_s=errand.deadline_s,
             on_failed=lambda: None,
         )
-        told: list[TokenLogprobs] = []
+        logprobs, is_greedy = array("f"), True
         try:
             session.start()
             while (event := await session.next_event()) is not None:
                 if isinstance(event, PromptLogprobs):
-                    told += event.logprobs
+                    logprobs.extend(found.logprob for found in event.logprobs)
+                    is_greedy = is_greedy and _is_greedy(event, shape.prompt_ids)
         finally:
             session.close()
         cached, digest = session.usage.num_cached_tokens, session.model_digest
-        return JobResult(tuple(told), builder.states, cached, digest)
+        return JobResult(logprobs, is_greedy, builder.states, cached, digest)
+
+
+def _is_greedy(part: PromptLogprobs, prompt_ids: Sequence[int]) -> bool:
+    token_ids = prompt_ids[part.position : part.position + len(part.logprobs)]
+    return all(
+        found.top_token_ids == (token_id,)
+        for token_id, found in zip(token_ids, part.logprobs, strict=True)
+    )

@@ -55,7 +55,7 @@ class EmbedRequest(PromptWork):
 class ContinuationScore(NamedTuple):
     """Of one continuation; see ``ContinuationScore`` in inference.proto."""
 
-    logprobs: tuple[float, ...]
+    logprobs: Sequence[float]
     is_greedy: bool
 
 
@@ -69,5 +69,5 @@ class Scores(NamedTuple):
 class Embeddings(NamedTuple):
     """One vector for each input, in their order."""
 
-    vectors: tuple[tuple[float, ...], ...]
+    vectors: tuple[Sequence[float], ...]
     usage: Usage

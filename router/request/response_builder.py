@@ -1,5 +1,6 @@
 """What the client still has to be sent, and when things happened. Pure; clock passed in."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class ResponseBuilder:
         self.moments = Moments(received_s)
         self.num_output_tokens = 0
         self.stop_match: str | None = None
-        self.states: tuple[float, ...] = ()  # of the prompt, if they were wanted
+        self.states: array[float] = array("f")  # of the prompt, if they were wanted
         self._shape = shape
         self._detokenizer = detokenizer
         self._clock = clock
@@ -232,7 +233,7 @@ class ResponseBuilder:
         if isinstance(part, common_pb2.PromptLogprobs):
             self._prompt_parts.append(part)
         else:
-            self.states = tuple(part.values)
+            self.states = array("f", part.values)
 
     def take_prompt(self) -> PromptLogprobs | None:
         """What was told next of the prompt's tokens; None: there is no more."""

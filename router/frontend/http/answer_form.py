@@ -1,6 +1,7 @@
 """Answers as OpenAI's JSON: in one piece, or as the events of a stream. Pure."""
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from json.encoder import encode_basestring
@@ -33,7 +34,7 @@ _REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.LENGTH: "length",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
-_NESTED: Final = (dict, list, tuple)
+_NESTED: Final = (dict, list, tuple, array)
 _NUM_AT_ONCE: Final = 1024  # items of a list that are written in one go: less than a millisecond
 STREAM_END: Final = b"data: [DONE]\n\n"
 _TEXT: Final = Said("\0")  # where a piece's own comes; nothing else in it is like that
@@ -317,7 +318,10 @@ def failed_stream(answer: ErrorAnswer) -> bytes:
 
 
 def json_parts(content: object) -> Iterator[str]:
-    """A body in parts, each written in a moment: what calls may do other work in between."""
+    """A body in parts, each written in a moment: what calls may do other work in between.
+
+    Numbers may be an array, which takes an eighth of a list of them.
+    """
     if isinstance(content, dict) and _is_deep(content.values()):
         begin = "{"
         for name, value in content.items():
@@ -332,14 +336,14 @@ def json_parts(content: object) -> Iterator[str]:
             yield from json_parts(value)
             begin = ","
         yield "]"
-    elif isinstance(content, list | tuple) and len(content) > _NUM_AT_ONCE:
+    elif isinstance(content, list | tuple | array) and len(content) > _NUM_AT_ONCE:
         begin = "["
         for start in range(0, len(content), _NUM_AT_ONCE):
-            yield f"{begin}{_encode(content[start : start + _NUM_AT_ONCE])[1:-1]}"
+            yield f"{begin}{_encode(list(content[start : start + _NUM_AT_ONCE]))[1:-1]}"
             begin = ","
         yield "]"
     else:
-        yield _encode(content)
+        yield _encode(list(content) if isinstance(content, array) else content)
 
 
 def _is_deep(values: Iterable[object]) -> bool:

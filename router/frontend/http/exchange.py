@@ -238,7 +238,7 @@ class Exchange:
             await self._send_large(status, headers, body)
             return
         await self._begin(status, headers, _Sent.HEAD)
-        await self._write(body, more_body=False)
+        await self._write(bytes(body), more_body=False)
 
     async def send_piece(self, events: bytes) -> None:
         """More of a stream of events, which begins with the first."""
@@ -296,7 +296,7 @@ class Exchange:
         finally:
             room.release(len(data))
 
-    async def _send_large(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    async def _send_large(self, status: int, headers: Mapping[str, str], body: bytearray) -> None:
         """A whole response as fast as its client takes it. Raises SlowClientError.
 
         ``write_s`` is for each piece; what one leaves of it is for those behind. The last is
@@ -309,7 +309,7 @@ class Exchange:
                 begins = range(0, len(body) + _PIECE_BYTES, _PIECE_BYTES)
                 for num_before, begin in enumerate(begins):
                     patience.reschedule(began_s + max(1, num_before) * self._write_s)
-                    piece = body[begin : begin + _PIECE_BYTES]
+                    piece = bytes(body[begin : begin + _PIECE_BYTES])
                     await self._write(piece, more_body=begin < len(body))
                     if self._connection is not None and not self._connection.is_there:
                         raise asyncio.CancelledError
@@ -333,14 +333,14 @@ class Exchange:
             self._sent = _Sent.ALL
 
 
-async def _written(content: Mapping[str, object]) -> bytes:
-    """JSON, in turns with other tasks."""
-    parts: list[bytes] = []
+async def _written(content: Mapping[str, object]) -> bytearray:
+    """JSON, in turns with other tasks; never there twice, as parts and as a whole."""
+    body = bytearray()
     num_characters = 0
     for part in json_parts(content):
-        parts.append(part.encode())
+        body += part.encode()
         num_characters += len(part)
         if num_characters >= _CHARACTERS_A_TURN:
             num_characters = 0
             await asyncio.sleep(0)
-    return b"".join(parts)
+    return body

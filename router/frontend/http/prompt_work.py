@@ -85,7 +85,7 @@ class PromptRoutes:
 
     async def _scores(self, exchange: Exchange, call: PromptCall[ScoreRequest]) -> Content:
         made = await self.prompts.score(call)
-        told = [tuple(map(finite, each.logprobs)) for each in made.scores]
+        told = await one_by_one(lambda each: array("d", map(finite, each.logprobs)), made.scores)
         return {
             **self._head(exchange, "list"),
             "data": [

@@ -1,6 +1,7 @@
 """Work on prompts alone is counted and refused as any request, before a worker is asked."""
 
 import asyncio
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,6 @@ from diptych.errors import InvalidRequestError, NoWorkerError, QuotaExceededErro
 from diptych.request_class import RequestClass
 from diptych.telemetry.tracing import Tracing
 from diptych.tenant import NOBODY, Classes, Limits, Tenant
-from diptych.token_logprobs import TokenLogprobs
 from router.client_settings import ClassesSettings, Objectives
 from router.frontend import prompt_answers
 from router.frontend.prompt_answers import PromptAnswers
@@ -81,11 +81,11 @@ class FakeJobs:
         self.claims.append(errand.claim)
         results = []
         for job in jobs:
-            found: tuple[TokenLogprobs, ...] = ()
+            logprobs = array("f")
             if isinstance(job.wanted, WantedLogprobs):
-                told = [*job.before, *job.own][job.wanted.first_position :]
-                found = tuple(TokenLogprobs(-1.0, (each,), (-1.0,)) for each in told)
-            results.append(JobResult(found, (3.0, 4.0, 0.0, 9.0), 2))
+                logprobs.extend([-1.0] * (job.num_tokens - job.wanted.first_position))
+            states = array("f", (3.0, 4.0, 0.0, 9.0))
+            results.append(JobResult(logprobs, is_greedy=True, states=states, num_cached_tokens=2))
         return results
 
 
@@ -138,7 +138,7 @@ async def test_texts_are_tokenised_in_their_tenants_turn() -> None:
 async def test_of_each_continuation_its_own_tokens_are_told() -> None:
     rig = Rig()
     made = await rig.score(score("abcde", "xy", "z"))
-    assert [each.logprobs for each in made.scores] == [(-1.0, -1.0), (-1.0,)]
+    assert [list(each.logprobs) for each in made.scores] == [[-1.0, -1.0], [-1.0]]
     assert [job.wanted for job in rig.jobs.jobs] == [
         WantedLogprobs(5, 7, 1),
         WantedLogprobs(5, 6, 1),
@@ -160,7 +160,8 @@ async def test_continuations_share_the_prompt_that_is_before_them() -> None:
     assert made.usage.num_prompt_tokens == 40_000 + 2 * 2048
     first, *others = rig.jobs.jobs
     assert all(job.before is first.before for job in others), "none has a copy"
-    assert first == Job([0, 1], WantedLogprobs(40_000, 40_002, 1), list(range(40_000)))
+    wanted = WantedLogprobs(40_000, 40_002, 1)
+    assert first == Job(array("I", [0, 1]), wanted, list(range(40_000)))
 
 
 async def test_no_job_is_made_of_what_a_quota_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ async def test_no_job_is_made_of_what_a_quota_refuses(monkeypatch: pytest.Monkey
 async def test_a_vector_is_cut_and_then_scaled() -> None:
     rig = Rig()
     made = await rig.embed(embed("abc", dimensions=2))
-    assert made.vectors == ((0.6, 0.8),)
+    assert [list(vector) for vector in made.vectors] == [[0.6, 0.8]]
     assert rig.jobs.jobs[0].wanted == WantedStates(2), "the last token's, unless somebody says"
     with pytest.raises(InvalidRequestError) as caught:
         await rig.embed(embed("abc", dimensions=5))
@@ -193,6 +194,24 @@ async def test_the_numbers_of_one_answer_are_bounded() -> None:
     assert not rig.jobs.jobs
     await rig.embed(embed("a", "b"))
     await rig.embed(embed("a", "b", "c", dimensions=4))
+
+
+
+async def test_the_log_probabilities_of_one_answer_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    monkeypatch.setattr(prompt_answers, "MAX_SCORED", 5)
+    fitting = [score(None, "abcd", "abc"), score("ab", "abcd", "a")]
+    for asked in fitting:
+        await rig.score(asked)
+    num_jobs = len(rig.jobs.jobs)
+    for asked in (score(None, "abcd", "abcd"), score("ab", "abcd", "ab")):
+        with pytest.raises(InvalidRequestError, match="more than 5") as caught:
+            await rig.score(asked)
+        assert caught.value.field == "continuations"
+    assert len(rig.jobs.jobs) == num_jobs, "they cost no worker anything"
+
 
 
 async def test_other_tasks_run_while_vectors_are_scaled() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from diptych.errors import ModelChangedError
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend import prompt_jobs
-from router.frontend.prompt_jobs import Errand, Job, PromptJobs
+from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
 from router.placement.claim import NO_CLAIM
-from router.request.prompt_told import WantedStates
+from router.request.prompt_told import WantedLogprobs, WantedStates
 
 JOBS = [Job((1, 2, 3), WantedStates(1)), Job((4, 5), WantedStates(1)), Job((6,), WantedStates(1))]
 
@@ -30,16 +31,20 @@ class FakeSession:
     def close(self) -> None: ...
 
 
-async def digests_of(monkeypatch: pytest.MonkeyPatch, *digests: str) -> tuple[list[str], int]:
-    """Of the results, and how many prompts were not computed."""
-    FakeSession.digests = list(digests)
-    monkeypatch.setattr(prompt_jobs, "Session", FakeSession)
+async def run(monkeypatch: pytest.MonkeyPatch, jobs: list[Job], session: type) -> list[JobResult]:
+    monkeypatch.setattr(prompt_jobs, "Session", session)
     observer: Any = None
     tokenizer: Any = SimpleNamespace(decoder=lambda *args: None)
     services: Any = SimpleNamespace(config=SimpleNamespace(client_buffer_messages=8))
     errand = Errand("r", b"", None, observer, NO_CLAIM)
     monkeypatch.setattr(prompt_jobs, "Detokenizer", lambda *args: None)
-    results = await PromptJobs(tokenizer, services).run(JOBS, errand)
+    return await PromptJobs(tokenizer, services).run(jobs, errand)
+
+
+async def digests_of(monkeypatch: pytest.MonkeyPatch, *digests: str) -> tuple[list[str], int]:
+    """Of the results, and how many prompts were not computed."""
+    FakeSession.digests = list(digests)
+    results = await run(monkeypatch, JOBS, FakeSession)
     return [result.model_digest for result in results], len(FakeSession.digests)
 
 
@@ -61,3 +66,51 @@ async def test_where_weights_are_replaced_again_and_again_the_client_asks_anew(
 ) -> None:
     with pytest.raises(ModelChangedError, match="ask anew"):
         await digests_of(monkeypatch, "a", "a", "b", "b", "b", "a")
+
+
+class Counted(TokenLogprobs):
+    """Knows how many of its kind there are."""
+
+    num_alive = 0
+
+    def __new__(cls, token_id: int) -> "Counted":
+        Counted.num_alive += 1
+        return super().__new__(cls, -0.5, (token_id,), (-0.5,))
+
+    def __del__(self) -> None:
+        Counted.num_alive -= 1
+
+
+class Telling(FakeSession):
+    """Tells of a prompt in two parts; likeliest is always the token before."""
+
+    most_alive = 0
+
+    def __init__(self, request_id: str, request: Any, *args: Any, **options: Any) -> None:
+        self.model_digest, self.usage = "a", SimpleNamespace(num_cached_tokens=0)
+        token_ids, wanted = request.shape.prompt_ids, request.shape.told
+        half = (wanted.first_position + wanted.end_position) // 2
+        self._parts = [
+            (at, token_ids[at - 1 : end - 1])
+            for at, end in ((wanted.first_position, half), (half, wanted.end_position))
+        ]
+
+    async def next_event(self) -> PromptLogprobs | None:  # type: ignore[override]
+        if not self._parts:
+            return None
+        at, token_ids = self._parts.pop(0)
+        told = PromptLogprobs(at, tuple(map(Counted, token_ids)))
+        Telling.most_alive = max(Telling.most_alive, Counted.num_alive)
+        return told
+
+
+async def test_of_what_was_told_only_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of continuations wait for the last: objects would be hundreds of megabytes."""
+    alike, falling = (7,) * 64, tuple(range(64, 0, -1))
+    jobs = [Job(ids, WantedLogprobs(4, 64, 1)) for ids in (alike, falling) for _ in range(50)]
+    results = await run(monkeypatch, jobs, Telling)
+    assert Telling.most_alive < 2 * 64
+    assert Counted.num_alive == 0
+    assert [result.is_greedy for result in results] == [True] * 50 + [False] * 50
+    assert all(list(result.logprobs) == [-0.5] * 60 for result in results)
+    assert {result.logprobs.itemsize for result in results} == {4}

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import tracemalloc
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from diptych.finish_reason import FinishReason
 from diptych.sampling_params import NOTHING_SAID
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
+from router.frontend.http import exchange
 from router.frontend.http.answer_form import COMPLETION
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
@@ -249,3 +252,13 @@ def test_a_generation_is_open_until_its_client_has_the_answer(piece_s: float) ->
     assert generating.is_whole
     assert generating.ended_at == len(client.sent)
     assert isinstance(generating.error, SlowClientError) == client.was_cut == (piece_s == math.inf)
+
+
+async def test_an_answer_is_never_there_twice_as_parts_and_as_a_whole() -> None:
+    content = {"a": [array("d", [1 / 3] * 20_000)] * 8, "b": array("f", [0.25] * 3), "c": []}
+    tracemalloc.start()
+    body = await exchange._written(content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert json.loads(body) == {"a": [[1 / 3] * 20_000] * 8, "b": [0.25] * 3, "c": []}
+    assert peak < 1.5 * len(body)

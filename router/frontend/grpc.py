@@ -125,7 +125,10 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.EmbedRequest, request)
         asked = prompt_messages.read_embed(message, len(request), tenant)
-        with self._prompts.answering(asked, call.deadline_s, call.metadata) as answering:
+        most = prompt_messages.MAX_NUMBERS
+        with self._prompts.answering(
+            asked, call.deadline_s, call.metadata, max_numbers=most
+        ) as answering:
             made = await self._prompts.embed(answering)
         return prompt_messages.write_embeddings(made)
 

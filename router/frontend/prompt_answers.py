@@ -83,11 +83,17 @@ class PromptAnswers:
 
     @contextmanager
     def answering(
-        self, work: Work, deadline_s: float | None = None, metadata: Metadata = ()
+        self,
+        work: Work,
+        deadline_s: float | None = None,
+        metadata: Metadata = (),
+        *,
+        max_numbers: int = MAX_NUMBERS,
     ) -> Iterator[PromptCall[Work]]:
         """Hold a place until the block ends, and leave a record of how. Raises DiptychError.
 
-        ``deadline_s`` is a moment of the monotonic clock.
+        ``deadline_s`` is a moment of the monotonic clock. ``max_numbers``: in all vectors
+        together, as far as who writes them has room.
         """
         if isinstance(work, ScoreRequest):
             operation = "score"
@@ -95,7 +101,7 @@ class PromptAnswers:
         else:
             operation = "embeddings"
             check_num_inputs(len(work.inputs), "inputs")
-            self._check_dimensions(work)
+            self._check_dimensions(work, max_numbers)
         with self._place(work, operation, deadline_s, metadata) as call:
             yield call
 
@@ -146,7 +152,7 @@ class PromptAnswers:
         vectors = await one_by_one(lambda result: _vector(result.states, request), results)
         return Embeddings(tuple(vectors), usage)
 
-    def _check_dimensions(self, request: EmbedRequest) -> None:
+    def _check_dimensions(self, request: EmbedRequest, max_numbers: int) -> None:
         num_asked, num_there = request.dimensions, self._admission.model.vector_size
         if num_there is None:
             return
@@ -155,9 +161,9 @@ class PromptAnswers:
                 f"{num_asked} is not from 1 to {num_there}, the model's", field="dimensions"
             )
         num_inputs, num_each = len(request.inputs), num_asked or num_there
-        if num_inputs * num_each > MAX_NUMBERS:
+        if num_inputs * num_each > max_numbers:
             raise InvalidRequestError(
-                f"has {num_inputs} items of {num_each} dimensions, together not over {MAX_NUMBERS}",
+                f"has {num_inputs} items of {num_each} dimensions, together not over {max_numbers}",
                 field="inputs",
             )
 

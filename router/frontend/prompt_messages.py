@@ -1,8 +1,10 @@
 """The messages of Score and Embed (inference.proto) as plain data, and back. Pure."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from diptych.errors import InvalidRequestError
+from diptych.rpc.channel import MAX_MESSAGE_BYTES
 from diptych.tenant import Tenant
 from diptych.v1 import common_pb2, inference_pb2
 from router.frontend.prompt_answers import check_num_inputs
@@ -16,6 +18,9 @@ from router.generation.prompt_work import (
     Scores,
 )
 from router.generation.request import TextPrompt, TokenPrompt
+
+MAX_NUMBERS: Final = (MAX_MESSAGE_BYTES - 2**16) // 4
+"""In the vectors of one answer, which is one message; the rest of it is for what is around them."""
 
 _POOLINGS = {
     common_pb2.POOLING_UNSPECIFIED: None,

@@ -196,6 +196,17 @@ async def test_the_numbers_of_one_answer_are_bounded() -> None:
     await rig.embed(embed("a", "b", "c", dimensions=4))
 
 
+async def test_an_answer_has_no_more_numbers_than_its_writer_has_room_for() -> None:
+    rig, asked = Rig(), embed("a", "b", "c")
+    with (
+        pytest.raises(InvalidRequestError, match=r"3 items of 4 dimensions.* 11") as caught,
+        rig.answers.answering(asked, max_numbers=11),
+    ):
+        pass
+    assert caught.value.field == "inputs"
+    with rig.answers.answering(asked, max_numbers=12) as call:
+        await rig.answers.embed(call)
+
 
 async def test_the_log_probabilities_of_one_answer_are_bounded(
     monkeypatch: pytest.MonkeyPatch,

@@ -1,5 +1,6 @@
 """Scores and vectors of texts: checked, tokenised, computed by the prefill pool alone."""
 
+import asyncio
 import math
 import time
 from array import array
@@ -215,7 +216,7 @@ class PromptAnswers:
         return array("I", await self._read(call, each, field))  # there may be millions
 
     async def _read(self, call: PromptCall[Work], prompt: Prompt, field: str) -> list[int]:
-        """The token ids of one text, once it is checked. Raises DiptychError."""
+        """The token ids of one text, once it is known to fit. Raises DiptychError."""
         work = call.work
         request = GenerationRequest(
             prompt=prompt,
@@ -226,10 +227,13 @@ class PromptAnswers:
             num_bytes=work.num_bytes,
         )
         try:
-            return await self._admission.tokenize(request)
+            token_ids = await self._admission.tokenize(request)
+            check_room(len(token_ids), self._max_len, request.prompt_field)
         except InvalidRequestError as error:
             names = {name: f"{field}.{name}" for name in ("text", "tokens") if field}
             raise renamed(error, names) from None
+        await asyncio.sleep(0)  # there may be thousands of them
+        return token_ids
 
 
 def check_num_inputs(num_inputs: int, field: str) -> None:

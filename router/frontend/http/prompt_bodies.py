@@ -63,6 +63,14 @@ class EmbeddingsAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Continuations to score."""
+
+    request: ScoreRequest
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Texts to compare: each of ``pairs`` names two inputs by their index."""
 
@@ -97,18 +105,21 @@ def read_embeddings(content: Mapping[str, object], envelope: Envelope) -> Embedd
     return EmbeddingsAsked(request, body.encoding_format == "base64", names)
 
 
-def read_score(content: Mapping[str, object], envelope: Envelope) -> ScoreRequest | Comparison:
+def read_score(content: Mapping[str, object], envelope: Envelope) -> Scoring | Comparison:
     """Continuations to score, or vLLM's texts to compare. Raises InvalidRequestError."""
     unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_ScoreBody, content)
     if "continuations" not in content:
         return _read_comparison(body, envelope)
-    prompt = content.get("prompt")
-    return ScoreRequest(
+    prompt, said = content.get("prompt"), content["continuations"]
+    request = ScoreRequest(
         prompt=None if prompt is None else read_prompt(prompt, envelope.max_model_len),
-        continuations=_read_inputs(content["continuations"], "continuations", envelope),
+        continuations=_read_inputs(said, _CONTINUATIONS, envelope),
         **_common(body, envelope),
     )
+    num_read = len(request.continuations)
+    names = _names(_CONTINUATIONS, num_read, is_one=not _is_several(said), ours=_CONTINUATIONS)
+    return Scoring(request, {**names, **_SCORE_NAMES})
 
 
 def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
@@ -181,21 +192,21 @@ def _refuse(field: str) -> Input:
     raise InvalidRequestError("should be a text or a list of token ids", field=field)
 
 
-def _names(field: str, num_inputs: int, *, is_one: bool) -> Names:
+def _names(field: str, num_inputs: int, *, is_one: bool, ours: str = "inputs") -> Names:
     """Of the inputs, as the client wrote them: one alone, or in a list."""
     if is_one:
-        return {f"inputs[0].{kind}": field for kind in ("tokens.ids", "tokens", "text")} | {
-            "inputs": field
-        }
+        alone = (f"{ours}[0].tokens.ids", f"{ours}[0].tokens", f"{ours}[0].text", f"{ours}[0]")
+        return dict.fromkeys((*alone, ours), field)
     names = {
-        f"inputs[{index}].{kind}": f"{field}[{index}]"
+        f"{ours}[{index}].{kind}": f"{field}[{index}]"
         for index in range(num_inputs)
         for kind in ("tokens.ids", "tokens", "text")
     }
-    return {**names, "inputs": field}
+    return {**names, ours: field}
 
 
-SCORE_NAMES: Final[Names] = {
+_CONTINUATIONS: Final = "continuations"
+_SCORE_NAMES: Final[Names] = {
     "request_id": "x-request-id",
     "tokens.ids": "prompt",
     "tokens": "prompt",

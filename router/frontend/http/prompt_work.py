@@ -15,7 +15,6 @@ from router.frontend.http.body import parse
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.logprob_form import finite
 from router.frontend.http.prompt_bodies import (
-    SCORE_NAMES,
     Comparison,
     EmbeddingsAsked,
     Names,
@@ -52,7 +51,7 @@ class PromptRoutes:
         if isinstance(asked, Comparison):
             await self._compare(exchange, asked)
             return
-        with self._answering(exchange, asked, SCORE_NAMES) as call:
+        with self._answering(exchange, asked.request, asked.names) as call:
             await exchange.send_json(await self._scores(exchange, call))
 
     async def rerank(self, exchange: Exchange, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -224,15 +224,43 @@ async def test_the_log_probabilities_of_one_answer_are_bounded(
     assert len(rig.jobs.jobs) == num_jobs, "they cost no worker anything"
 
 
+async def test_a_text_that_is_too_long_is_refused_by_its_place() -> None:
+    """No worker would ever take it."""
+    rig, unbound = Rig(), Tenant("u")
+    longest, long = "a" * 99, "a" * 100
+    await rig.embed(replace(embed(longest), tenant=unbound))
+    await rig.score(replace(score(None, longest), tenant=unbound))
+    with pytest.raises(InvalidRequestError) as caught:
+        await rig.embed(replace(embed("a", long), tenant=unbound))
+    assert caught.value.field == "inputs[1].text"
+    for asked, field in (
+        (score(None, "ab", long), "continuations[1].text"),
+        (score(long, "a"), "text"),
+        (score("ab", longest), "continuations[0]"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            await rig.score(replace(asked, tenant=unbound))
+        assert caught.value.field == field
+    assert len(rig.jobs.jobs) == 2
 
-async def test_other_tasks_run_while_vectors_are_scaled() -> None:
+
+@pytest.mark.parametrize(
+    ("answer", "num_expected"),
+    [
+        (lambda rig: rig.embed(embed(*"a" * 20)), 40),
+        (lambda rig: rig.score(score("a", *"b" * 19)), 20),
+    ],
+)
+async def test_other_tasks_run_while_texts_are_read_and_vectors_scaled(
+    answer: Callable[[Rig], Coroutine[Any, Any, object]], num_expected: int
+) -> None:
     num_turns = 0
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Rig().embed(embed(*"a" * 20)), name="embed")
+        running = tasks.create_task(answer(Rig()), name="answer")
         while not running.done():
             num_turns += 1
             await asyncio.sleep(0)
-    assert num_turns >= 20
+    assert num_turns >= num_expected
 
 
 async def test_what_is_wrong_is_named_by_its_place() -> None:

@@ -79,3 +79,22 @@ def test_detail_23_what_would_change_the_prompt_is_refused_by_its_name(
     read(whole, ENVELOPE)
     with pytest.raises(InvalidRequestError, match=name):
         read({**whole, name: 2}, ENVELOPE)
+
+
+@pytest.mark.parametrize(
+    ("said", "ours", "theirs"),
+    [
+        ({"continuations": ["a", ""]}, "continuations[1].text", "continuations[1]"),
+        ({"continuations": [[5], [6]]}, "continuations[1].tokens.ids[0]", "continuations[1][0]"),
+        ({"continuations": "a"}, "continuations[0].text", "continuations"),
+        ({"continuations": "a"}, "continuations[0]", "continuations"),
+        ({"continuations": ["a", "b"]}, "continuations[1]", "continuations[1]"),
+        ({"continuations": ["a"]}, "continuations", "continuations"),
+        ({"continuations": ["a"], "prompt": "b"}, "text", "prompt"),
+    ],
+)
+def test_each_continuation_is_named_as_its_client_wrote_it(
+    said: dict[str, Any], ours: str, theirs: str
+) -> None:
+    error = InvalidRequestError("no", field=ours)
+    assert renamed(error, read_score(said, ENVELOPE).names).field == theirs

@@ -10,7 +10,11 @@ MAX_LOGPROBS: Final = 32_768 * 21
 
 
 class ToldLogprobs(NamedTuple):
-    """Those of one request, where it has a ``logprob_room``; without one none count."""
+    """Those of one request that stay in memory until it is answered.
+
+    Which those are says its ``logprob_room``; without one they are written as they come, but for
+    those of choices of which the best are told.
+    """
 
     room: int
     num_of_prompt: int
@@ -21,13 +25,14 @@ class ToldLogprobs(NamedTuple):
     def of(cls, request: GenerationRequest, num_prompt: int) -> "ToldLogprobs":
         """What is told of a request whose prompt has so many tokens."""
         given, room = request.sampling, request.logprob_room
-        if room is None:
-            return cls(0, 0, 0)
         of_prompt, of_output = given.prompt_logprobs, given.logprobs
+        a_token = 0 if of_output is None else given.num_drawn * (1 + of_output)
+        if room is None:
+            return cls(MAX_LOGPROBS, 0, a_token if given.num_drawn > given.num_choices else 0)
         return cls(
             room.num,
             0 if of_prompt is None else num_prompt * (1 + of_prompt),
-            0 if of_output is None or room.is_of_prompt else given.num_drawn * (1 + of_output),
+            0 if room.is_of_prompt else a_token,
         )
 
     def max_tokens(self, most: int) -> int:
@@ -46,8 +51,8 @@ class ToldLogprobs(NamedTuple):
         if num > self.room:
             name = "prompt_logprobs" if self.num_of_prompt > of_output else "logprobs"
             raise InvalidRequestError(
-                f"more than {MAX_LOGPROBS} log probabilities fit no answer in one piece: "
-                "ask for fewer of each token, or of fewer tokens",
+                f"more than {MAX_LOGPROBS} log probabilities fit no answer in one piece, nor one "
+                "that is the best of several: ask for fewer of each token, or of fewer tokens",
                 field=f"sampling.{name}",
             )
         return num

@@ -16,18 +16,25 @@ class _Drawn:
 
     deltas: list[Delta] = field(default_factory=list)
     finished: ChoiceFinished | None = None
+    _sum: float = 0.0
+    _num_tokens: int = 0
+
+    def add(self, delta: Delta, *, tells_logprobs: bool) -> None:
+        """More of it; log probabilities that nobody is told are not kept."""
+        for found in delta.logprobs:  # one by one: the same sum, however many came at once
+            self._sum += found.logprob
+        self._num_tokens += len(delta.logprobs)
+        self.deltas.append(delta if tells_logprobs else delta._replace(logprobs=()))
 
     @property
     def mean_logprob(self) -> float:
         """Of its tokens, whatever became of their text."""
-        each = [found.logprob for delta in self.deltas for found in delta.logprobs]
-        return math.fsum(each) / len(each) if each else -math.inf
+        return self._sum / self._num_tokens if self._num_tokens else -math.inf
 
-    def told_as(self, choice: int, *, tells_logprobs: bool) -> Iterator[Delta | ChoiceFinished]:
+    def told_as(self, choice: int) -> Iterator[Delta | ChoiceFinished]:
         """All of it, as that choice."""
         for delta in self.deltas:
-            logprobs = delta.logprobs if tells_logprobs else ()
-            yield delta._replace(choice=choice, logprobs=logprobs)
+            yield delta._replace(choice=choice)
         assert self.finished is not None
         yield self.finished._replace(choice=choice)
 
@@ -54,7 +61,8 @@ class BestChoices(Choices):
             event = await super().next_event()
             match event:
                 case Delta():
-                    self._drawn[event.choice].deltas.append(event)
+                    told = self._tells_logprobs
+                    self._drawn[event.choice].add(event, tells_logprobs=told)
                 case ChoiceFinished():
                     self._drawn[event.choice].finished = event
                     if all(each.finished for each in self._drawn):
@@ -67,4 +75,4 @@ class BestChoices(Choices):
     def _best(self) -> Iterator[Delta | ChoiceFinished]:
         ranked = sorted(self._drawn, key=lambda each: each.mean_logprob, reverse=True)
         for choice, each in enumerate(ranked[: self._num_best]):
-            yield from each.told_as(choice, tells_logprobs=self._tells_logprobs)
+            yield from each.told_as(choice)

@@ -83,8 +83,7 @@ class WholeAnswer:
         assert isinstance(prompt, TextPrompt)
         begin = prompt.text if asked.echoes else ""
         self._texts = [[begin] for _ in range(asked.num_choices)]
-        self._counts = [0] * asked.num_choices
-        self._likely = [_Likely() for _ in range(asked.num_choices)]
+        self._likely = [_Likely.of(asked) for _ in range(asked.num_choices)]
         self._reasons = [_UNFINISHED] * asked.num_choices
 
     def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
@@ -92,7 +91,6 @@ class WholeAnswer:
         match event:
             case Delta():
                 self._texts[event.choice].append(event.text)
-                self._counts[event.choice] += len(event.token_ids)
                 self._likely[event.choice].add(event)
             case ChoiceFinished():
                 self._reasons[event.choice] = _word(event.reason)
@@ -103,9 +101,8 @@ class WholeAnswer:
 
     def _response(self, num_prompt: int) -> service_pb2.ModelInferResponse:
         texts = ["".join(parts) for parts in self._texts]
-        response = _response(
-            self._asked, self._model, texts, self._reasons, num_prompt, self._counts
-        )
+        counts = [each.num_tokens for each in self._likely]
+        response = _response(self._asked, self._model, texts, self._reasons, num_prompt, counts)
         _add_likely(response, self._asked, self._likely, self._text)
         return response
 
@@ -124,7 +121,7 @@ class StreamedAnswer:
         """See :class:`Answer`."""
         match event:
             case Delta():
-                likely = _Likely()
+                likely = _Likely.of(self._asked)
                 likely.add(event)
                 return self._piece(event.text, likely, is_final=False)
             case Started():
@@ -132,13 +129,13 @@ class StreamedAnswer:
             case ChoiceFinished():
                 self._reason = _word(event.reason)
             case Summary():
-                return self._piece("", _Likely(), is_final=True)
+                return self._piece("", _Likely.of(self._asked), is_final=True)
         return None
 
     def _piece(
         self, text: str, likely: "_Likely", *, is_final: bool
     ) -> service_pb2.ModelInferResponse:
-        counts = [len(likely.token_ids)]
+        counts = [likely.num_tokens]
         response = _response(
             self._asked, self._model, [text], [self._reason], self._num_prompt, counts
         )
@@ -148,15 +145,26 @@ class StreamedAnswer:
 
 @dataclass(slots=True)
 class _Likely:
-    """How likely the tokens of one choice were; of each as much as was told."""
+    """How likely the tokens of one choice were; of each as much as was told, if it is wanted."""
 
+    is_wanted: bool
+    num_tokens: int = 0
+    total: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, asked: Asked) -> "_Likely":
+        """Of none yet."""
+        return cls(tensors.LOGPROBS in asked.outputs)
+
     def add(self, delta: Delta) -> None:
         """The next of its tokens."""
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
+        self.num_tokens += len(delta.token_ids)
+        self.total += math.fsum(finite(found.logprob) for found in delta.logprobs)
+        if self.is_wanted:
+            self.token_ids += delta.token_ids
+            self.logprobs += delta.logprobs
 
 
 def _add_likely(
@@ -180,7 +188,7 @@ def _add_likely(
         ]
         tensors.add_texts(response, tensors.LOGPROBS, written)
     if tensors.CUMULATIVE_LOGPROB in asked.outputs:
-        sums = [math.fsum(finite(found.logprob) for found in each.logprobs) for each in choices]
+        sums = [each.total for each in choices]
         tensors.add_numbers(response, tensors.CUMULATIVE_LOGPROB, sums)
 
 

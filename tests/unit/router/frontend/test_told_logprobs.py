@@ -6,7 +6,7 @@ import pytest
 
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import SamplingOptions
-from router.frontend import validation
+from router.frontend import told_logprobs, validation
 from router.frontend.validation import EncodedPrompt
 from router.generation.request import GenerationRequest, LogprobRoom, TokenPrompt
 from router.request.resolved import ResolvedRequest
@@ -40,7 +40,8 @@ def test_one_too_many_is_refused_by_name(sampling: dict[str, Any], num: int, fie
     assert resolve(num, **sampling).num_logprobs == num
     with pytest.raises(InvalidRequestError, match=f"^sampling.{field}"):
         resolve(num - 1, **sampling)
-    assert resolve(None, **sampling).num_logprobs == 0
+    is_kept = "best_of" in sampling
+    assert resolve(None, **sampling).num_logprobs == (num if is_kept else 0)
 
 
 def test_those_that_are_written_as_they_come_do_not_count() -> None:
@@ -57,3 +58,16 @@ def test_an_output_of_any_length_ends_where_the_room_does() -> None:
     assert resolve(10**6, **sampling).shape.max_tokens == MAX_LEN - NUM_PROMPT
     with pytest.raises(InvalidRequestError, match="logprobs"):
         resolve(3, **sampling)
+
+
+def test_those_of_choices_of_which_the_best_are_told_have_a_bound_over_grpc_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are all kept until the last choice has ended."""
+    monkeypatch.setattr(told_logprobs, "MAX_LOGPROBS", 24)
+    of_best: dict[str, Any] = {"logprobs": 1, "prompt_logprobs": 20, "best_of": 4}
+    assert resolve(None, max_tokens=3, **of_best).num_logprobs == 24
+    with pytest.raises(InvalidRequestError, match=r"^sampling\.logprobs"):
+        resolve(None, max_tokens=4, **of_best)
+    assert resolve(None, **of_best).shape.max_tokens == 3
+    assert resolve(None, max_tokens=4, **of_best, n=4).num_logprobs == 0

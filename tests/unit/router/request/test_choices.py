@@ -264,3 +264,33 @@ async def test_nothing_is_told_before_the_last_has_ended() -> None:
     event = waiting.result()
     assert isinstance(event, Delta)
     assert event.logprobs[0].logprob == -0.5
+
+
+@pytest.mark.parametrize("tells_logprobs", [False, True])
+async def test_log_probabilities_that_nobody_is_told_are_not_kept(tells_logprobs: bool) -> None:
+    """Of sixteen choices of a long context they would be hundreds of megabytes."""
+    session = drawn(-1.0, -2.0)
+    session._output.pop()
+    choices = BestChoices(
+        2, making(session, FakeSession([])), num_best=1, tells_logprobs=tells_logprobs
+    )
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(choices.next_event())
+        await asyncio.sleep(0)
+        kept = [delta.logprobs for delta in choices._drawn[0].deltas]
+        assert list(map(len, kept)) == [int(tells_logprobs)] * 2
+        assert choices._drawn[0].mean_logprob == -1.5
+        waiting.cancel()
+
+
+async def test_two_alike_are_alike_however_many_tokens_came_at_once() -> None:
+    logprobs = [-0.1 * number for number in range(1, 30)]
+    told = tuple(TokenLogprobs(each, (), ()) for each in logprobs)
+    at_once = Delta("b", [7] * len(told), 0, [], told)
+    end = ChoiceFinished(FinishReason.STOP, 7)
+    batches = Delta("c", [7] * 9, 0, [], told[:9]), Delta("c", [7] * 20, 9, [], told[9:])
+    came = await best(
+        drawn(*logprobs), FakeSession([at_once, end]), FakeSession([*batches, end]), num_best=3
+    )
+    texts = [event.text for event in came if isinstance(event, Delta)]
+    assert texts == [*"a" * 29, "b", "c", "c"]

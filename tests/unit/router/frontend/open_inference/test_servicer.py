@@ -20,11 +20,14 @@ from diptych.finish_reason import FinishReason
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
 from diptych.tenant import NOBODY, Tenant
+from diptych.text.token_text import TokenText
 from diptych.token_logprobs import TokenLogprobs
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
 from router.frontend.open_inference.answering import Front
+from router.frontend.open_inference.answers import WholeAnswer
+from router.frontend.open_inference.asked import read_request
 from router.frontend.open_inference.servicer import OpenInferenceServicer
 from router.generation.answer import (
     ChoiceFinished,
@@ -180,6 +183,19 @@ async def test_a_sum_of_log_probabilities_is_a_number() -> None:
     response = await front.ModelInfer(wanted.SerializeToString(), Call().context)
     (sent,) = response.raw_output_contents[1:]
     assert struct.unpack("<f", sent) == (-9999.0,)
+
+
+def test_log_probabilities_that_are_no_output_are_not_kept() -> None:
+    """The parameter that asks for them has no bound but the context, as nothing carries them."""
+    found = TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0))
+    for outputs, num_kept in (((), 0), (("cumulative_logprob",), 0), (("logprobs",), 2)):
+        flags = (flag(f"return_{name}") for name in outputs)
+        message = request(*flags, logprobs=2)
+        asked = read_request(message, num_bytes=9, max_model_len=100, tenant=NOBODY)
+        answer = WholeAnswer(asked, "m", cast(TokenText, None), is_marked=False)
+        answer.send(Delta("ab", [1, 2], 0, [], (found, found)))
+        (likely,) = answer._likely
+        assert (len(likely.logprobs), likely.num_tokens, likely.total) == (num_kept, 2, -1.0)
 
 
 async def test_log_probabilities_that_no_response_could_carry_are_refused(

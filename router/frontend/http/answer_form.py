@@ -14,6 +14,7 @@ from router.frontend.http.errors import ErrorAnswer
 from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import (
+    CalledTool,
     ChoiceFinished,
     Delta,
     GenerationEvent,
@@ -129,7 +130,9 @@ class WholeAnswer:
     prompt: PromptForm | None = None
     """None where nothing is told of the prompt."""
     tells_timing: bool = False
-    _said: list[Said] = field(default_factory=list)
+    _text: bytearray = field(default_factory=bytearray)  # an object for each token takes far more
+    _reasoning: bytearray = field(default_factory=bytearray)
+    _calls: list[CalledTool] = field(default_factory=list)
     _finished: ChoiceFinished | None = None
     _summary: Summary | None = None
 
@@ -137,7 +140,9 @@ class WholeAnswer:
         """Take the next event."""
         match event:
             case Delta() if not _is_left_out(self.prompt):
-                self._said.append(event.said)
+                self._text += event.text.encode()
+                self._reasoning += event.reasoning.encode()
+                self._calls += event.tool_calls
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
             case ChoiceFinished():
@@ -146,7 +151,7 @@ class WholeAnswer:
                 self._summary = event
             case Started() if self.prompt is not None:
                 self.prompt.begin(event.prompt_token_ids)
-                self._said.append(Said(self.prompt.echoed))
+                self._text += self.prompt.echoed.encode()
             case PromptLogprobs() if self.prompt is not None:
                 self.prompt.add(event)
             case _:
@@ -167,11 +172,7 @@ class WholeAnswer:
     def choice(self) -> Mapping[str, object]:
         """The choice, once every event was taken."""
         form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
-        said = Said(
-            "".join([each.text for each in self._said]),
-            "".join([each.reasoning for each in self._said]),
-            tuple(call for each in self._said for call in each.tool_calls),
-        )
+        said = Said(self._text.decode(), self._reasoning.decode(), tuple(self._calls))
         members = form.whole_of(said)
         choice = self.heading.choice(members, self._finished, self.logprobs)
         return {**choice, **told} if form.has_prompt_in_choice else choice

@@ -18,7 +18,7 @@ from diptych.sampling_params import NOTHING_SAID
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http import exchange
-from router.frontend.http.answer_form import COMPLETION
+from router.frontend.http.answer_form import COMPLETION, Heading, WholeAnswer
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.exchange import CONNECTION, BodyRoom, Exchange
@@ -262,3 +262,17 @@ async def test_an_answer_is_never_there_twice_as_parts_and_as_a_whole() -> None:
     tracemalloc.stop()
     assert json.loads(body) == {"a": [[1 / 3] * 20_000] * 8, "b": [0.25] * 3, "c": []}
     assert peak < 1.5 * len(body)
+
+
+def test_an_answer_in_the_making_takes_little_more_than_its_text() -> None:
+    """A body of 128 prompts may make millions of tokens."""
+    heading = Heading(form=COMPLETION, request_id="r", model="m", created_s=17)
+    answer, num_tokens = WholeAnswer(heading), 20_000
+    texts = [f"{number:05}\r\n" for number in range(num_tokens)]
+    tracemalloc.start()
+    for number in range(num_tokens):
+        answer.add(Delta(f"{number:05}\r\n", [7], number, []))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answer.choice()["text"] == "".join(texts)
+    assert kept < 2 * 7 * num_tokens

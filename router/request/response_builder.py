@@ -66,8 +66,8 @@ class Moments:
 class ResponseBuilder:
     """Turns emitted tokens into deltas; what is not taken in time joins into one.
 
-    Where the answer is split, thoughts do not join with what follows them, so that a delta's
-    tokens are those of what it says.
+    Where the answer is split, thoughts do not join with what is beside them, so that a delta's
+    tokens are those of what it says, nor does text with calls before it, so that the order stays.
 
     ``sink`` is the request machine's token sink. Deltas carry consecutive output
     positions. The first ``num_resumed`` tokens the client has already: they set the
@@ -93,9 +93,9 @@ class ResponseBuilder:
         "_unsent_ids",
         "_unsent_logprobs",
         "_unsent_margins",
+        "_unsent_parts",
         "_unsent_said",
         "_unsent_text",
-        "_unsent_thoughts",
         "moments",
         "num_output_tokens",
         "states",
@@ -142,14 +142,14 @@ class ResponseBuilder:
         self._unsent_logprobs: list[TokenLogprobs] = []
         self._unsent_text = ""
         self._unsent_said: Said | None = None  # where the answer is split, instead of the text
-        self._unsent_thoughts: deque[Delta] = deque()  # before that
+        self._unsent_parts: deque[Delta] = deque()  # before that
         self._num_unsent = 0  # batches, since they are due
         self._num_written = 0
 
     @property
     def is_due(self) -> bool:
         """Whether what ``take`` has is to be sent now, though more may come."""
-        return len(self._unsent_ids) >= self._num_due or bool(self._unsent_thoughts)
+        return len(self._unsent_ids) >= self._num_due or bool(self._unsent_parts)
 
     @property
     def is_overfull(self) -> bool:
@@ -212,7 +212,7 @@ class ResponseBuilder:
         said = None if self._split is None else self._split.add(text)
         if position >= self._num_resumed:
             if said is not None and not self._joins(said):
-                self._unsent_thoughts.append(self._unsent(position))
+                self._unsent_parts.append(self._unsent(position))
             self._unsent_ids += token_ids
             self._unsent_margins += margins
             self._unsent_logprobs += logprobs
@@ -224,9 +224,16 @@ class ResponseBuilder:
         return delta.stop_match is not None
 
     def _joins(self, said: Said) -> bool:
-        """Whether it goes on with what is not sent yet."""
+        """Whether it goes on with what is not sent yet: of a delta text comes before calls."""
         before = self._unsent_said
-        return before is None or not before.reasoning or not (said.text or said.tool_calls)
+        if before is None:
+            return True
+        is_cut = (
+            (before.reasoning and (said.text or said.tool_calls))
+            or (said.reasoning and (before.text or before.tool_calls))
+            or (before.tool_calls and said.text)
+        )
+        return not is_cut
 
     def prompt_sink(self, part: ToldPart) -> None:
         """See :data:`router.request.prompt_told.ToldSink`."""
@@ -250,8 +257,8 @@ class ResponseBuilder:
 
     def take(self) -> Delta | None:
         """The next delta to write: all tokens that were not taken yet and join, due or not."""
-        if self._unsent_thoughts:
-            taken = self._unsent_thoughts.popleft()
+        if self._unsent_parts:
+            taken = self._unsent_parts.popleft()
         elif self._unsent_ids:
             taken = self._unsent(self.num_output_tokens)
         else:

@@ -9,6 +9,7 @@ from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.response.families import family
 from diptych.text.response.parser import ResponseParser
+from diptych.text.response.template import ResponseTemplate
 from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
@@ -454,3 +455,32 @@ def test_emission_is_told_apart_from_writing(tokenizer: Tokenizer) -> None:
     feed(output, [71, 72])
     assert gaps == [(1, None), (2, 0.5)]
     assert answer.moments.last_written_s is None
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_parts_of_an_answer_stay_in_their_order(tokenizer: Tokenizer, size: int) -> None:
+    """Who makes items of them makes the same ones, however many tokens came at once."""
+    fields = {
+        "reasoning_content": {"open": "<t>", "close": "</t>"},
+        "tool_calls": {"open": "<c>", "close": "</c>", "content": "json"},
+        "content": {"content": "text"},
+    }
+    parser = ResponseParser(ResponseTemplate.read({"fields": fields}), "", {"f": {}})
+    ids = iter("abc")
+    split = AnswerSplit(parser, lambda _: next(ids))
+    answer, output, _ = make(tokenizer, split=split, max_unsent=200)
+    call = '<c>{"name": "f", "arguments": {}}</c>'
+    said = f"one{call}{call}two<t>three</t>{call}four"
+    token_ids = [t for c in said for t in tokenizer.encode(c, add_special=False)]
+    for at in range(0, len(token_ids), size):
+        feed(output, token_ids[at : at + size])
+    parts = []
+    while (delta := answer.take()) is not None:
+        parts.append((delta.text, delta.reasoning, "".join(c.call_id for c in delta.tool_calls)))
+    assert parts == [
+        ("one", "", "ab"),
+        ("two", "", ""),
+        ("", "three", ""),
+        ("", "", "c"),
+        ("four", "", ""),
+    ]

@@ -53,6 +53,8 @@ class GenerationAnswers:
     read: Read
     writers: AnswerWriters
     clock: Callable[[], float] = time.monotonic
+    most_ids: int = 0
+    """Of tokens, in all prompts of a body, where it may have several."""
 
     async def __call__(self, exchange: Exchange, data: bytes) -> None:
         """Answer one request. Raises DiptychError."""
@@ -62,7 +64,8 @@ class GenerationAnswers:
                 num_bytes=len(data),
                 max_model_len=self.admission.max_model_len,
             )
-            asked = self.read(parse(data, envelope.max_model_len), envelope)
+            content = parse(data, envelope.max_model_len, self.most_ids)
+            asked = self.read(content, envelope)
             deadline_s = exchange.read_deadline_s()
         except InvalidRequestError as error:
             self.refused(exchange, error)

@@ -11,7 +11,7 @@ from diptych.errors import InvalidRequestError
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
 from router.frontend.http.asked import Envelope
-from router.frontend.http.body import parse
+from router.frontend.http.body import MOST_IDS, parse
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.logprob_form import finite
 from router.frontend.http.prompt_bodies import (
@@ -149,7 +149,7 @@ class PromptRoutes:
         envelope = Envelope(
             request_id=exchange.request_id, num_bytes=len(data), max_model_len=max_len
         )
-        return parse(data, max_len), envelope
+        return parse(data, max_len, MOST_IDS), envelope
 
     @contextmanager
     def _answering(

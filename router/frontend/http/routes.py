@@ -16,6 +16,7 @@ from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import COMPLETION
 from router.frontend.http.authenticated import Authenticated
+from router.frontend.http.body import MOST_IDS
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.choices_form import ChoicesWriters
@@ -47,7 +48,7 @@ def make_app(
     """The application; ``room`` bounds the bodies of all its requests together."""
     tokens, alone = TokenAnswers(admission), PromptRoutes(admission, prompts)
     completions = GenerationAnswers(
-        admission, generator, read_completion, ChoicesWriters(COMPLETION)
+        admission, generator, read_completion, ChoicesWriters(COMPLETION), most_ids=MOST_IDS
     )
     chats = GenerationAnswers(admission, generator, read_chat, ChoicesWriters(CHAT))
     responses = GenerationAnswers(admission, generator, read_response, ResponseWriters())

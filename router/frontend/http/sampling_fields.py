@@ -19,6 +19,8 @@ from router.frontend.http.body import StrictModel, validated
 _NOT_BY_NAME: Final = frozenset({"return_margins", "constraint"})
 
 _EVERY_TOKEN: Final = -1  # for top_k, as vLLM says it; ours is 0
+_ANY_SEED: Final = -1  # as vLLM and its clients say that they want none of their own
+_LEAST_SEED: Final = -(2**63)  # as OpenAI has it
 SERVED: Final = frozenset(OPTIONS) - _NOT_BY_NAME
 """The names that a body may use."""
 
@@ -26,7 +28,7 @@ SERVED: Final = frozenset(OPTIONS) - _NOT_BY_NAME
 def read_sampling(content: Mapping[str, object], **defaults: Any) -> SamplingOptions:
     """What a body says of sampling; ``defaults`` where it leaves an option out.
 
-    ``stop`` may be one string. Raises InvalidRequestError.
+    ``stop`` may be one string, ``seed`` a signed number. Raises InvalidRequestError.
     """
     if isinstance(content.get("stop"), str):
         content = {**content, "stop": [content["stop"]]}
@@ -35,6 +37,9 @@ def read_sampling(content: Mapping[str, object], **defaults: Any) -> SamplingOpt
     given = {name: value for name, value in read if value is not None}
     if given.get("top_k") == _EVERY_TOKEN:
         given["top_k"] = 0
+    seed = given.pop("seed", _ANY_SEED)
+    if seed != _ANY_SEED:
+        given["seed"] = seed % 2**64 if _LEAST_SEED <= seed < 0 else seed
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return SamplingOptions(**{**defaults, **given, **lists})
 

@@ -239,7 +239,7 @@ async def test_other_forms_under_the_names_of_other_servers(
         ),
         ({"guided_regex": "(a"}, "guided_regex"),
         ({"guided_choice": "a"}, "guided_choice"),
-        ({"guided_choice": [""]}, "guided_choice.texts[0]"),
+        ({"guided_choice": [""]}, "guided_choice[0]"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),

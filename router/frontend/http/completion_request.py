@@ -111,9 +111,13 @@ def _with_echoed_logprobs(asked: Asked) -> Asked:
     sampling = asked.request.sampling
     if sampling.logprobs is None:
         return asked
-    num_top = max(sampling.logprobs, sampling.prompt_logprobs or 0)
+    num_top, names = sampling.logprobs, asked.names
+    if sampling.prompt_logprobs is None:  # nobody said that
+        names = {"sampling.prompt_logprobs": "logprobs", **names}
+    else:
+        num_top = max(num_top, sampling.prompt_logprobs)
     sampling = replace(sampling, prompt_logprobs=num_top)
-    return replace(asked, request=replace(asked.request, sampling=sampling))
+    return replace(asked, request=replace(asked.request, sampling=sampling), names=names)
 
 
 def read_prompts(value: object, max_model_len: int) -> Sequence[TextPrompt | TokenPrompt]:

@@ -38,10 +38,8 @@ class SaidConstraint(NamedTuple):
     @property
     def names(self) -> Mapping[str, str]:
         """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
-        return {
-            f"sampling.constraint.{self.constraint.kind.value}": self.field,
-            "sampling.constraint": self.field,
-        }
+        ours = f"sampling.constraint.{self.constraint.kind.value}"
+        return dict.fromkeys((f"{ours}.texts", ours, "sampling.constraint"), self.field)
 
 
 def read_constraint(content: Mapping[str, object]) -> SaidConstraint | None:

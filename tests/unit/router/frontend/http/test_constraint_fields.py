@@ -6,6 +6,7 @@ import pytest
 
 from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
+from router.frontend.field_names import renamed
 from router.frontend.http.constraint_fields import read_constraint
 
 SCHEMA = {"type": "integer"}
@@ -56,7 +57,7 @@ def test_each_name(said: dict[str, object], constraint: Constraint, field: str) 
     found = read_constraint(said)
     assert found is not None
     assert (found.constraint, found.field) == (constraint, field)
-    assert list(found.names.values()) == [field, field]
+    assert set(found.names.values()) == {field}
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,15 @@ def test_what_is_wrong_is_named(said: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_constraint(said)
     assert caught.value.field == field
+
+
+def test_one_of_several_choices_is_named_by_its_place() -> None:
+    for said, field in (
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+    ):
+        found = read_constraint(said)
+        assert found is not None
+        with pytest.raises(InvalidRequestError) as caught:
+            found.constraint.check("sampling.constraint")
+        assert renamed(caught.value, found.names).field == f"{field}[1]"

@@ -24,7 +24,7 @@ FORCED_CALLS: Final = ResponseTemplate.read(
                 "close_value": True,
                 "content": "named-json",
             },
-            "ignored": {"open": "]"},
+            "ignored": [{"open": "]"}, {"open_pattern": r"(?:\A\[|,) ?\Z"}],  # or it was cut off
             "content": {"content": "text"},
         }
     },

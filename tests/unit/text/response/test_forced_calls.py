@@ -21,6 +21,18 @@ def test_forced_calls_come_one_by_one() -> None:
     assert parser.finish(is_whole=False) == Parsed()
 
 
+@pytest.mark.parametrize("size", [1, 100])
+def test_detail_6_of_calls_that_were_cut_off_nothing_is_content(size: int) -> None:
+    """The brackets and commas around them are not the model's words either."""
+    text = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'
+    for end in range(1, len(text) + 1):
+        parser = ResponseParser(FORCED_CALLS, "", TOOLS)
+        said = [parser.feed(text[at : min(at + size, end)]) for at in range(0, end, size)]
+        said.append(parser.finish(is_whole=False))
+        assert "".join(each.content for each in said) == "", text[:end]
+        assert sum(len(each.calls) for each in said) == text[:end].count("}}"), text[:end]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -22,10 +22,10 @@ from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
     EnvSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
 from diptych.errors import ConfigurationError
@@ -49,8 +49,9 @@ def load(
         ConfigurationError: a setting is unknown, missing or wrong; one line.
     """
     args = list(sys.argv[1:] if args is None else args)
-    path = _config_path(args)
-    loader = _loader(config_type, path, prog, env_prefix)
+    path = _config_path(args, env_prefix)
+    content = {} if path is None else _read_file(path)
+    loader = _loader(config_type, content, prog, env_prefix)
     _refuse_unknown_environment(loader, env_prefix)
     try:
         flags = CliSettingsSource[BaseSettings](
@@ -92,7 +93,7 @@ def one_line(error: ValidationError) -> str:
 
 
 def _loader(
-    config_type: type[C], path: Path | None, prog: str, env_prefix: str
+    config_type: type[C], content: dict[str, Any], prog: str, env_prefix: str
 ) -> type[BaseSettings]:
     def customise(
         cls: type[BaseSettings],
@@ -104,9 +105,7 @@ def _loader(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         assert isinstance(env_settings, EnvSettingsSource)
         env_settings.env_vars = _without_service_links(env_settings.env_vars)
-        if path is None:
-            return (env_settings,)
-        return (env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path))
+        return (env_settings, InitSettingsSource(settings_cls, content))
 
     namespace: dict[str, Any] = {
         "__doc__": inspect.cleandoc(config_type.__doc__ or ""),
@@ -203,30 +202,47 @@ class _SettingsFile(yaml.SafeLoader):
             if key.value in seen:
                 raise _KeyProblemError(f"{where} is there twice")
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        made = super().construct_mapping(node, deep)
+        for name in made:  # some may have come by way of <<
+            if not isinstance(name, str):
+                where = f"line {node.start_mark.line + 1}: {name}"
+                raise _KeyProblemError(f"{where} is not text, and names no setting")
+        return made
 
 
-def _config_path(args: Sequence[str]) -> Path | None:
+def _config_path(args: Sequence[str], env_prefix: str) -> Path | None:
+    """Of the flag, else of the variable; None: there is no file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", type=Path)
     try:
         path: Path | None = parser.parse_known_args(args)[0].config
     except argparse.ArgumentError:
         raise ConfigurationError("--config: expected one argument") from None
-    if path is None:
-        return None
+    if path is not None:
+        return path
+    variable = f"{env_prefix}CONFIG"
+    said = (value for name, value in os.environ.items() if name.upper() == variable and value)
+    return next(map(Path, said), None)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The settings in a file, which is read once: it may be a pipe. Raises ConfigurationError."""
     try:
-        content = _SettingsFile(path.read_text()).get_single_data()
+        content = _SettingsFile(path.read_bytes()).get_single_data()
     except OSError as error:
         raise ConfigurationError(f"--config: {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         detail = " ".join(str(error).split())
         raise ConfigurationError(f"--config: {path} is not YAML: {detail}") from None
     except _KeyProblemError as error:
         raise ConfigurationError(f"--config: {path}: {error}") from None
-    if content is not None and not isinstance(content, dict):
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
         raise ConfigurationError(f"--config: {path}: expected settings as `name: value`")
-    return path
+    if any(name.lower() == "config" for name in content):
+        raise ConfigurationError(f"--config: {path}: config: one file names no other")
+    return content
 
 
 def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:

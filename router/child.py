@@ -77,7 +77,8 @@ class RouterProcess:
         path, port_file = self._folder / "settings.yaml", self._folder / "ports.json"
         own = {"port_file": port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
         config = self._config.model_copy(update=own)
-        path.write_text(config.model_dump_json(exclude_defaults=True))  # JSON is YAML
+        told = config.model_dump_json(exclude_defaults=True)  # JSON is YAML
+        path.write_text(told, encoding="utf-8")
         process = ChildProcess(
             [sys.executable, "-m", "router", "--config", str(path)],
             port_file,

@@ -1,5 +1,6 @@
 """Flags, environment and file become one frozen model, or one clear line."""
 
+import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -38,6 +39,36 @@ def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert (config.listen, config.log_level, config.metrics_port) == ("a:1", "warning", 2)
     assert (config.timers.drain_s, config.timers.accept_s) == (3, 0.7)
     assert type(config) is ExampleConfig
+
+
+def test_the_file_may_be_a_pipe() -> None:
+    """As a shell's ``--config <(decrypt settings.yaml)`` is one: its content comes once."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"listen: a:1\n")
+        os.close(writing)
+        assert load("--config", f"/dev/fd/{reading}").listen == "a:1"
+    finally:
+        os.close(reading)
+
+
+def test_a_variable_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, other = tmp_path / "named.yaml", tmp_path / "other.yaml"
+    named.write_text("listen: a:1\n")
+    other.write_text("listen: b:1\n")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_CONFIG", str(named))
+    assert load().listen == "a:1"
+    assert load("--config", str(other)).listen == "b:1"
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_CONFIG", str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigurationError, match=r"--config: .*none\.yaml: No such file"):
+        load()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_file_is_unicode_whatever_the_locale_says(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("prefill: [é:1]\n", encoding=encoding)
+    assert load("--config", str(path)).prefill == ["é:1"]
 
 
 def test_a_list_flag_repeats() -> None:
@@ -85,6 +116,9 @@ def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) 
         ("timers: {null: 1}", "line 1: null is not text"),
         ("listen: a:1\nlisten: b:1", "line 2: listen is there twice"),
         ("timers:\n  drain_s: 3\n  drain_s: 4", "line 3: drain_s is there twice"),
+        ("<<: {1: x}", "line 1: 1 is not text"),
+        ("listen: 2026-13-45", "is not YAML: month must be"),
+        ("config: other.yaml", "config: one file names no other"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: str, message: str) -> None:

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ByteSize, Field, ValidationError
@@ -51,6 +51,7 @@ def load(
     args = list(sys.argv[1:] if args is None else args)
     path = _config_path(args, env_prefix)
     content = {} if path is None else _read_file(path)
+    _refuse_switches(config_type, content)
     loader = _loader(config_type, content, prog, env_prefix)
     _refuse_unknown_environment(loader, env_prefix)
     try:
@@ -243,6 +244,22 @@ def _read_file(path: Path) -> dict[str, Any]:
     if any(name.lower() == "config" for name in content):
         raise ConfigurationError(f"--config: {path}: config: one file names no other")
     return content
+
+
+def _refuse_switches(
+    config_type: type[BaseModel], content: Mapping[str, Any], above: str = "--"
+) -> None:
+    """YAML's ``off`` and ``yes`` would pass for 0 and 1 where a number is wanted: a port, say.
+
+    Raises ConfigurationError.
+    """
+    for name, field in config_type.model_fields.items():
+        value, kind = content.get(field.alias or name), field.annotation
+        flag = above + name.replace("_", "-")
+        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            _refuse_switches(kind, value, f"{flag}.")
+        elif isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+            raise ConfigurationError(f"{flag}: cannot be on or off, yes or no (got {value})")
 
 
 def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:

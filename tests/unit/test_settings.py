@@ -71,6 +71,13 @@ def test_the_file_is_unicode_whatever_the_locale_says(tmp_path: Path, encoding: 
     assert load("--config", str(path)).prefill == ["é:1"]
 
 
+def test_a_switch_is_on_or_off(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("stop_with_stdin: on\nmetrics_port: null\n")
+    config = load("--config", str(path))
+    assert (config.stop_with_stdin, config.metrics_port) == (True, None)
+
+
 def test_a_list_flag_repeats() -> None:
     assert load("--prefill", "a:1", "--prefill", "b:2").prefill == ["a:1", "b:2"]
 
@@ -117,6 +124,9 @@ def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) 
         ("listen: a:1\nlisten: b:1", "line 2: listen is there twice"),
         ("timers:\n  drain_s: 3\n  drain_s: 4", "line 3: drain_s is there twice"),
         ("<<: {1: x}", "line 1: 1 is not text"),
+        ("metrics_port: off", "--metrics-port: cannot be on or off, yes or no \\(got False\\)"),
+        ("timers: {drain_s: yes}", "--timers.drain-s: cannot be on or off"),
+        ("pool: on", "--pool: cannot be on or off"),
         ("listen: 2026-13-45", "is not YAML: month must be"),
         ("config: other.yaml", "config: one file names no other"),
     ],

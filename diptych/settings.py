@@ -12,9 +12,10 @@ import json
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ByteSize, Field, ValidationError
@@ -37,6 +38,9 @@ _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT_\d+_.*)$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 
+AS_IT_IS: Final = object()
+"""Marks a list of texts, in its annotation: each flag is one of them, to its last space."""
+
 
 def load(
     config_type: type[C], args: Sequence[str] | None = None, *, prog: str, env_prefix: str
@@ -52,11 +56,12 @@ def load(
     path = _config_path(args, env_prefix)
     content = {} if path is None else _read_file(path)
     _refuse_switches(config_type, content)
-    loader = _loader(config_type, content, prog, env_prefix)
+    told = _taken_as_they_are(config_type, args)
+    loader = _loader(config_type, told.values, content, prog, env_prefix)
     _refuse_unknown_environment(loader, env_prefix)
     try:
         flags = CliSettingsSource[BaseSettings](
-            loader, cli_parse_args=args, formatter_class=_HelpFormatter
+            loader, cli_parse_args=told.others, formatter_class=_HelpFormatter
         )
         loaded: BaseModel = loader(_cli_settings_source=flags)
         return config_type.model_validate(loaded.model_dump(exclude={"config"}))
@@ -94,7 +99,11 @@ def one_line(error: ValidationError) -> str:
 
 
 def _loader(
-    config_type: type[C], content: dict[str, Any], prog: str, env_prefix: str
+    config_type: type[C],
+    told: dict[str, list[str]],
+    content: dict[str, Any],
+    prog: str,
+    env_prefix: str,
 ) -> type[BaseSettings]:
     def customise(
         cls: type[BaseSettings],
@@ -106,7 +115,8 @@ def _loader(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         assert isinstance(env_settings, EnvSettingsSource)
         env_settings.env_vars = _without_service_links(env_settings.env_vars)
-        return (env_settings, InitSettingsSource(settings_cls, content))
+        file = InitSettingsSource(settings_cls, content)
+        return (InitSettingsSource(settings_cls, told), env_settings, file)
 
     namespace: dict[str, Any] = {
         "__doc__": inspect.cleandoc(config_type.__doc__ or ""),
@@ -209,6 +219,39 @@ class _SettingsFile(yaml.SafeLoader):
                 where = f"line {node.start_mark.line + 1}: {name}"
                 raise _KeyProblemError(f"{where} is not text, and names no setting")
         return made
+
+
+class _Told(NamedTuple):
+    """Arguments: texts that were given as they are, by setting, and all others."""
+
+    values: dict[str, list[str]]
+    others: list[str]
+
+
+def _taken_as_they_are(config_type: type[BaseModel], args: Sequence[str]) -> _Told:
+    """Take out what pydantic would read as a list: it parts texts at commas, and trims them."""
+    names = {
+        f"--{name.replace('_', '-')}": name
+        for name, field in config_type.model_fields.items()
+        if any(each is AS_IT_IS for each in field.metadata)
+    }
+    told = _Told({}, [])
+    left = deque(args)
+    while left and left[0] != "--":
+        flag, equals, value = left[0].partition("=")
+        has_value = bool(equals) or (len(left) > 1 and not _is_flag(left[1]))
+        first = left.popleft()
+        if flag not in names or not has_value:
+            told.others.append(first)
+            continue
+        told.values.setdefault(names[flag], []).append(value if equals else left.popleft())
+    told.others.extend(left)
+    return told
+
+
+def _is_flag(arg: str) -> bool:
+    """As argparse tells flags from values."""
+    return arg.startswith("-") and len(arg) > 1 and " " not in arg
 
 
 def _config_path(args: Sequence[str], env_prefix: str) -> Path | None:

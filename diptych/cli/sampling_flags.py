@@ -1,10 +1,11 @@
 """The flags of a command that asks for answers: one for each sampling option."""
 
 from dataclasses import MISSING, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
+from diptych import settings
 from diptych.constraint import Constraint, ConstraintKind
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
@@ -12,6 +13,8 @@ from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_opti
 FLAGS: Final = tuple(item.name for item in fields(SamplingOptions) if OPTIONS[item.name].is_flag)
 """The options that people may set."""
 
+
+_Texts = Annotated[list[str], settings.AS_IT_IS]
 
 _CONSTRAINTS: Final[dict[str, tuple[Any, str]]] = {
     "json_schema": (None, "JSON schema, as text, that the answer has to fit."),
@@ -29,12 +32,12 @@ def sampling_fields() -> dict[str, Any]:
             continue
         kind, default = item.type, item.default
         if isinstance(default, tuple):
-            kind, default = (list[int] if kind == tuple[int, ...] else list[str]), []
+            kind, default = (list[int] if kind == tuple[int, ...] else _Texts), []
         elif default is MISSING:
             kind, default = dict[int, float], {}
         made[item.name] = (kind, Field(default, description=describe(OPTIONS[item.name])))
     return made | {
-        name: (list[str] if name == "choice" else str | None, Field(default, description=text))
+        name: (_Texts if name == "choice" else str | None, Field(default, description=text))
         for name, (default, text) in _CONSTRAINTS.items()
     }
 

@@ -44,6 +44,23 @@ def test_flags_become_options() -> None:
     assert (list(asked.stop), list(asked.stop_token_ids)) == (["a", "b"], [7])
 
 
+def test_texts_are_as_they_are_given() -> None:
+    """No list that is parted at commas, trimmed, or read as JSON: a line's end may be a stop."""
+    odd = ["\n", "a, b", " c ", "[INST]", '"', "{", "7", "true", "None", "\\n"]
+    flags = [part for each in odd for part in ("--stop", each)]
+    config: Any = settings.load(
+        GenerateConfig,
+        ["Hello", *flags, "--bad-words= x,y", "--choice", "yes, please", "--choice=-"],
+        prog="diptych generate",
+        env_prefix="DIPTYCH_GENERATE_",
+    )
+    assert config.stop == odd
+    assert (config.bad_words, config.choice) == ([" x,y"], ["yes, please", "-"])
+    with pytest.raises(ConfigurationError, match="--stop: expected one argument"):
+        request("Hello", "--stop", "--seed", "3")
+    assert request("--seed", "3", "--", "--stop").chat.messages[0].content[0].text == "--stop"
+
+
 def test_a_service_level_goes_with_the_request() -> None:
     level = ("--priority", "batch", "--ttft-ms", "500", "--tpot-ms", "40.5")
     for args in (("Hello", *level), ("--prompt", "Hello", *level)):

@@ -360,6 +360,15 @@ async def test_the_command_sends_a_key(
         await asyncio.to_thread(run, [*args, "--api-key-file", str(key)])
 
 
+async def test_an_authority_that_the_system_knows_is_believed(
+    locked: Locked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(locked.ca))
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    async with DiptychClient(locked.cluster.address, api_key="one", tls=True) as client:
+        assert await tokens(client) == expected(4)
+
+
 async def test_health_can_be_watched_by_who_is_let_in(locked: Locked) -> None:
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     trust = grpc.ssl_channel_credentials(locked.ca.read_bytes())

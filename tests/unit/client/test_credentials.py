@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 
 from diptych.client.credentials import lock_of
 from diptych.errors import ConfigurationError
@@ -28,3 +30,20 @@ def test_a_name_to_expect_goes_with_tls() -> None:
     assert lock[1] == "router"
     with pytest.raises(ConfigurationError, match="no TLS"):
         lock_of(False, "router")
+
+
+def test_the_systems_authorities_are_those_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC would believe those that its wheel brings, and no company's own."""
+    believed: list[bytes | None] = []
+    monkeypatch.setattr(grpc, "ssl_channel_credentials", believed.append)
+    authority = trustme.CA().cert_pem.bytes()
+    path = tmp_path / "ca.pem"
+    path.write_bytes(authority)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    lock_of(True)
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(path))
+    lock_of(True)  # gRPC's own variable is left to it
+    assert believed == [authority, None]

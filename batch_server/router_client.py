@@ -37,7 +37,7 @@ class RouterFiles:
             self.key = WatchedFile(
                 "router-key-file",
                 config.router_key_file,
-                str.strip,
+                _read_key,
                 what="key for routers",
                 now=now,
             )
@@ -52,6 +52,14 @@ class RouterFiles:
             for file in (self.key, self.ca):
                 if file is not None:
                     tasks.create_task(file.run())
+
+
+def _read_key(text: str) -> str:
+    """Raises ValueError, which says nothing of it: no header could have it."""
+    key = text.strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise ValueError("expected one key, a line of ASCII")
+    return key
 
 
 def router_client(files: RouterFiles, *, max_connections: int) -> httpx.AsyncClient:
@@ -69,8 +77,7 @@ def _with_key(key: WatchedFile[str] | None) -> Callable[[httpx.Request], httpx.R
         return None
 
     def add(request: httpx.Request) -> httpx.Request:
-        if key.content:
-            request.headers["authorization"] = f"Bearer {key.content}"
+        request.headers["authorization"] = f"Bearer {key.content}"
         return request
 
     return add

@@ -16,6 +16,7 @@ from diptych import settings
 from diptych.cli.batch_client import AwayError, BatchClient, BatchError
 from diptych.cli.batch_over_grpc import GrpcBatchClient
 from diptych.cli.batch_over_http import HttpBatchClient
+from diptych.cli.connection import read_key
 from diptych.client.batches import ENDED, BatchState
 from diptych.errors import ConfigurationError
 from diptych.progress import ConsoleProgress
@@ -60,14 +61,7 @@ class _ServerConfig(BaseModel):
 
     def client(self) -> BatchClient:
         """Raises ConfigurationError: a file cannot be read."""
-        key = ""
-        if self.api_key_file is not None:
-            try:
-                key = self.api_key_file.read_text().strip()
-            except (OSError, ValueError) as error:
-                why = error.strerror if isinstance(error, OSError) else "is no text"
-                raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
-        return _open(self.url, key, self.ca, self.server_name)
+        return _open(self.url, read_key(self.api_key_file), self.ca, self.server_name)
 
 
 def _open(url: str, key: str, ca: Path | None, server_name: str) -> BatchClient:
@@ -82,7 +76,7 @@ def _open(url: str, key: str, ca: Path | None, server_name: str) -> BatchClient:
     if server_name and parts.scheme in ("http", "grpc"):
         raise ConfigurationError("--server-name: --url has no TLS; https:// and grpcs:// have")
     match parts.scheme:
-        case "http" | "https" if host:
+        case "http" | "https" if host and "@" not in parts.netloc:
             return HttpBatchClient(url, key, ca, server_name)
         case "grpc" if host and port and is_bare:
             return GrpcBatchClient(url, parts.netloc, key)

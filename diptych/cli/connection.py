@@ -9,6 +9,23 @@ from diptych.errors import ConfigurationError, ModelNotFoundError
 from diptych.v1 import inference_pb2
 
 
+def read_key(path: Path | None) -> str:
+    """The key in the file of --api-key-file; empty: there is no file.
+
+    Raises ConfigurationError, which says nothing of what is in it.
+    """
+    if path is None:
+        return ""
+    try:
+        key = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is no text"
+        raise ConfigurationError(f"--api-key-file: {path}: {why}") from None
+    if not (key and key.isascii() and key.isprintable()):
+        raise ConfigurationError(f"--api-key-file: {path}: expected one key, a line of ASCII")
+    return key
+
+
 class RouterConnection(BaseModel):
     """Settings of every command that asks a router."""
 
@@ -38,16 +55,9 @@ class RouterConnection(BaseModel):
 
     def client(self) -> DiptychClient:
         """Raises ConfigurationError: a file cannot be read."""
-        key = ""
-        if self.api_key_file is not None:
-            try:
-                key = self.api_key_file.read_text().strip()
-            except (OSError, ValueError) as error:
-                why = error.strerror if isinstance(error, OSError) else "is no text"
-                raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
         return DiptychClient(
             self.address,
-            api_key=key,
+            api_key=read_key(self.api_key_file),
             tls=self.ca or self.tls,
             server_name=self.server_name,
             retries=self.retries,

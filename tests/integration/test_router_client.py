@@ -102,6 +102,8 @@ def is_to(connection: Any, port: int) -> bool:
     [
         ("router_key_file", None, "--router-key-file: .*: No such file"),
         ("router_key_file", b"\xff", "--router-key-file: .*: "),
+        ("router_key_file", b"\n", "--router-key-file: .*: expected one key"),
+        ("router_key_file", b"one\ntwo\n", "--router-key-file: .*: expected one key"),
         ("router_ca", None, "--router-ca: .*: No such file"),
         ("router_ca", b"no certificate", "--router-ca: .*: "),
     ],

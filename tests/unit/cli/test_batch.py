@@ -204,11 +204,27 @@ def test_waiting_ends_where_the_server_stays_away_or_refuses() -> None:
         "grpc://there:1/path",
         "grpcs://user@there:1",
         "grpc://a:port",
+        "https://user:secret@there",
     ],
 )
 def test_a_url_that_is_none_is_one_line(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"^--url: [^\n]+$"):
+    with pytest.raises(ConfigurationError, match=r"^--url: [^\n]+$") as caught:
         batch.run(["status", "b", "--url", url])
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("content", ["\n", "dk-secret\ndk-other\n", "dk-sécret"])
+def test_a_file_without_one_key_is_refused_and_nothing_of_it_said(
+    tmp_path: Path, scheme: str, content: str
+) -> None:
+    """What speaks HTTP would refuse such a header by quoting it."""
+    path = tmp_path / "key"
+    path.write_text(content, encoding="utf-8")
+    url = f"{scheme}://127.0.0.1:1"
+    with pytest.raises(ConfigurationError, match=r"--api-key-file: .*expected one key") as caught:
+        batch.run(["status", "b", "--url", url, "--api-key-file", str(path)])
+    assert "dk-" not in caught.value.message
 
 
 @pytest.mark.parametrize("url", ["http://there:1", "grpc://there:1"])

@@ -14,6 +14,7 @@ from diptych.cli.connection import Connection
 from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import Metadata, Write, show_answer, write_text
+from diptych.cli.streams import read_input
 from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
@@ -22,6 +23,7 @@ from diptych.service_level import LEVEL_HELP, ServiceLevel
 from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
+_PROMPTS = ("message", "prompt", "chat")  # of which there is one
 
 
 class _GenerateConfig(Connection):
@@ -59,13 +61,21 @@ class _GenerateConfig(Connection):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
-        if sum(given is not None for given in (self.message, self.prompt, self.chat)) != 1:
+        if sum(getattr(self, name) is not None for name in _PROMPTS) != 1:
             raise ValueError("give a message, --chat or --prompt")
         if self.system is not None and self.prompt is not None:
             raise ValueError("--system goes with a message")
         if self.tools is not None and self.prompt is not None:
             raise ValueError("--tools goes with a message")
         return self
+
+    def with_input(self) -> Self:
+        """The same with what standard input says in place of -; it is waited for.
+
+        Before there is an event loop, so that Ctrl-C ends that. Raises ConfigurationError.
+        """
+        read = {name: read_input() for name in _PROMPTS if getattr(self, name) == "-"}
+        return self.model_copy(update=read)
 
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
         """The request that these settings describe. Raises InvalidRequestError."""
@@ -76,10 +86,10 @@ class _GenerateConfig(Connection):
         if said is None and (has_chat_template or is_chat):
             said = self.message
         if said is None:
-            text = _text(self.prompt or self.message or "")
+            text = self.prompt or self.message or ""
             return build_request(text, options=options, model=self.model, level=level)
         messages = [] if self.system is None else [ChatMessage("system", self.system)]
-        messages.append(ChatMessage("user", _text(said)))
+        messages.append(ChatMessage("user", said))
         tools = read_tools(self.tools, self.tool_choice)
         return build_request(
             messages=messages, options=options, model=self.model, level=level, tools=tools
@@ -98,7 +108,7 @@ def run(args: list[str]) -> int:
     """Stream the answer; 0, or 1 if the router refused or failed, or what was expected was not."""
     config = settings.load(
         GenerateConfig, args, prog="diptych generate", env_prefix="DIPTYCH_GENERATE_"
-    )
+    ).with_input()
     trace = None if config.expect_trace is None else ExpectedTrace(config.expect_trace)
     try:
         last = asyncio.run(_generate(config, trace))
@@ -153,10 +163,6 @@ async def _generate(config: _GenerateConfig, trace: ExpectedTrace | None) -> Chu
         return await show_answer(
             client, request, write_text, config.timeout_s, metadata, _write_call
         )
-
-
-def _text(value: str) -> str:
-    return sys.stdin.read() if value == "-" else value
 
 
 def _write_call(call: inference_pb2.ToolCall) -> None:

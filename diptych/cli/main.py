@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diptych import __version__
+from diptych.cli.streams import drop_output, show_what_can_be_shown, writing
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION, complain
 
@@ -73,13 +74,16 @@ def main(args: Sequence[str] | None = None) -> int:
         return EXIT_CONFIGURATION
     if command.is_role:
         os.execv(sys.executable, [sys.executable, "-m", command.target, *args[1:]])
-    run: Callable[[list[str]], int] = importlib.import_module(f"diptych.cli.{command.target}").run
+    show_what_can_be_shown()
     try:
-        return run(args[1:])
+        module = importlib.import_module(f"diptych.cli.{command.target}")
+        run: Callable[[list[str]], int] = module.run
+        with writing():
+            return run(args[1:])
     except ConfigurationError as error:
         return complain(command.name, error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # who reads what is written has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest written
+        drop_output()
         return _EXIT_BROKEN_PIPE

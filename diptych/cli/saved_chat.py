@@ -1,6 +1,7 @@
 """A chat in a file: messages as OpenAI's API takes them, so that any client goes on with it."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,8 +46,11 @@ def save(path: Path, turns: Sequence[ChatMessage]) -> None:
     """
     messages = [_written(turn).model_dump(exclude_none=True) for turn in turns]
     text = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
-    beside = path.with_name(f"{path.name}.new")
+    beside = path.parent / f"{path.name}.new"
     try:
+        beside.touch()
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, beside)  # who may read it stays as it was
         beside.write_text(f"{text}\n", encoding="utf-8")
         beside.replace(path)
     except (OSError, ValueError) as error:

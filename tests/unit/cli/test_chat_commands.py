@@ -57,6 +57,9 @@ def test_a_chat_is_kept_in_a_file(conversation: Conversation, tmp_path: Path) ->
     other.answered("x", "y", None)
     obey(other, f"/load {path}")
     assert other.request("now") == conversation.request("now")
+    path.chmod(0o600)
+    obey(other, f"/save {path}")
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ def test_a_file_that_has_no_chat_is_refused(
         obey(conversation, f"/load {path}")
     assert caught.value.field == str(path)
     odd = ("/save ~nobody-of-that-name/a", "/load ~nobody-of-that-name/a", "/save a\0", "/load a\0")
-    for line in ("/load", "/save", f"/save {tmp_path}", *odd):
+    for line in ("/load", "/save", "/save .", f"/save {tmp_path}", *odd):
         with pytest.raises(InvalidRequestError):
             obey(conversation, line)
     assert conversation.request("now") == before

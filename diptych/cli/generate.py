@@ -80,6 +80,7 @@ class _GenerateConfig(Connection):
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
         """The request that these settings describe. Raises InvalidRequestError."""
         options, said = read_options(self), self.chat
+        tools = read_tools(self.tools, self.tool_choice)
         level = ServiceLevel(self.priority, self.ttft_ms, self.tpot_ms)
         level.check()
         is_chat = self.system is not None or self.tools is not None
@@ -90,7 +91,6 @@ class _GenerateConfig(Connection):
             return build_request(text, options=options, model=self.model, level=level)
         messages = [] if self.system is None else [ChatMessage("system", self.system)]
         messages.append(ChatMessage("user", said))
-        tools = read_tools(self.tools, self.tool_choice)
         return build_request(
             messages=messages, options=options, model=self.model, level=level, tools=tools
         )

@@ -44,9 +44,11 @@ _FILE: TypeAdapter[list[_Function]] = TypeAdapter(
 def read_tools(path: Path | None, calls: Calls) -> Tools | None:
     """The tools in a file: a JSON list of functions, in OpenAI's form or as they are.
 
-    Raises InvalidRequestError: it cannot be read, or says something else.
+    Raises InvalidRequestError: it cannot be read, says something else, or there is none to call.
     """
     if path is None:
+        if calls is Calls.REQUIRED:
+            raise InvalidRequestError(f"goes with {FIELD}", field="--tool-choice")
         return None
     try:
         read = _FILE.validate_json(path.read_bytes())

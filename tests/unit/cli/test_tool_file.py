@@ -94,3 +94,9 @@ def test_what_is_called_for_one_line_is_not_insisted_on_after_the_answer(tmp_pat
     later = conversation.request("thanks").chat
     assert [turn.role for turn in later.messages][3:] == ["assistant", "user"]
     assert later.tool_choice == inference_pb2.TOOL_CHOICE_REQUIRED
+
+
+def test_without_tools_none_can_be_required() -> None:
+    with pytest.raises(InvalidRequestError, match="--tool-choice: goes with --tools"):
+        read_tools(None, Calls.REQUIRED)
+    assert read_tools(None, Calls.AUTO) is None

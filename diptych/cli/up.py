@@ -95,6 +95,12 @@ class UpConfig(BaseModel):
     def _check(self) -> Self:
         if not self._num_of_one_role(self.decode) + self.soft:
             raise ValueError("decode: 0 leaves nobody who decodes; or give soft workers")
+        for flag in ("worker_args", "router_args"):
+            try:
+                shlex.split(getattr(self, flag))
+            except ValueError as error:
+                name = flag.replace("_", "-")
+                raise ValueError(f"--{name}: {str(error).lower()}") from None
         return self
 
     def _num_of_one_role(self, asked: int | None) -> int:

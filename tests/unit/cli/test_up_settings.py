@@ -55,6 +55,12 @@ def test_workers_on_one_card_share_its_memory_out(asked: dict[str, int], share: 
     assert "--device" not in UpConfig().plan().worker_args
 
 
+@pytest.mark.parametrize("flag", ["--worker-args", "--router-args"])
+def test_flags_that_no_shell_would_take_are_named(flag: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{flag}: no closing quotation$"):
+        run([f"{flag}=--model 'a b"])
+
+
 def test_somebody_has_to_decode() -> None:
     with pytest.raises(ConfigurationError, match="decode"):
         run(["--decode", "0"])

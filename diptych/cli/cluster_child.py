@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from diptych import settings
 from diptych.child_process import ChildProcess
 
 TAIL_LINES = 20
@@ -26,7 +27,15 @@ class ChildFailedError(Exception):
 class Child:
     """One role's process. Its addresses are known once it wrote its port file."""
 
-    def __init__(self, name: str, module: str, args: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        args: Sequence[str],
+        folder: Path,
+        secret: tuple[str, str] | None = None,
+    ) -> None:
+        """``secret`` is a setting, by its variable: arguments are there for everybody to read."""
         self.name = name
         self.address = ""
         self.metrics_address = ""
@@ -36,7 +45,11 @@ class Child:
         port_file = folder / f"{name}.json"
         command = [sys.executable, "-m", module, *args]
         command += ["--metrics-port", "0", "--port-file", str(port_file), "--stop-with-stdin"]
-        self._process = ChildProcess(command, port_file, is_read=True)
+        environment = None
+        if secret is not None:
+            variable, value = secret
+            environment = {**settings.environment_without(variable), variable: value}
+        self._process = ChildProcess(command, port_file, environment=environment, is_read=True)
 
     async def start(self) -> None:
         """Start it; once."""

@@ -127,9 +127,9 @@ class LocalCluster:
         await self.router.listening()
         if plan.batch is not None:
             args = ["--listen", f"{plan.host}:0", "--http-port", str(plan.batch.http_port)]
-            args += ["--database", plan.batch.database, *plan.common_args]
-            args += ["--router", f"http://{self.http_address}"]
-            self.batch = Child("batch", "batch_server", args, self._folder)
+            args += [*plan.common_args, "--router", f"http://{self.http_address}"]
+            database = ("DIPTYCH_BATCH_SERVER_DATABASE", plan.batch.database)  # with a password
+            self.batch = Child("batch", "batch_server", args, self._folder, database)
             await self._start(self.batch, tasks)
             await self.batch.listening()
 

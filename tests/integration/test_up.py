@@ -134,6 +134,9 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path, tmp_path: Path) -> None:
             [*DIPTYCH, *submit[1:]], capture_output=True, text=True, timeout=60, cwd=tmp_path
         )
         assert batch.returncode == 0, batch.stderr
+        assert (tmp_path / "batch.sqlite").exists()
+        told = [part for child in cluster.children() for part in child.cmdline()]
+        assert database not in told, "it may have a password, which a list of processes shows"
         command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
         done = subprocess.run(
             [*command, "--max-tokens", "4", "--ignore-eos", "--timing", "--seed", "1"],

@@ -36,9 +36,9 @@ def cached_folder(
     """
     models = cache_dir.expanduser() / "models"
     folder = models / f"{key}-v{FORMAT_VERSION}"
-    if folder.is_dir():
-        return folder
     try:
+        if folder.is_dir():
+            return folder
         models.mkdir(parents=True, exist_ok=True)
         with _locked(models / f"{folder.name}.lock", progress):
             if not folder.is_dir():

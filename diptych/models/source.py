@@ -44,22 +44,40 @@ def resolve(
     if not model:
         raise ConfigurationError("the model's name is empty")
     if model == "demo":
-        return ResolvedModel(demo_folder(cache_dir, progress), DEMO_NAME)
-    path = Path(model).expanduser()
+        return ResolvedModel(demo_folder(_expanded(cache_dir, "model cache"), progress), DEMO_NAME)
+    path = _expanded(Path(model), f"model {model!r}")
     if path.suffix.lower() == ".gguf":
         return ResolvedModel(imported_folder(path, cache_dir, progress), path.stem)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigurationError(f"model {model!r}: the folder has no config.json")
-        path = path.resolve()
-        return ResolvedModel(path, path.name)
+    if (folder := _folder_at(path, model)) is not None:
+        return ResolvedModel(folder, folder.name)
     if (hub_id := _HUB_ID.fullmatch(model)) is not None:
         name, revision = hub_id.groups()
-        return ResolvedModel(hub_folder(name, cache_dir, progress, revision), name)
+        cache = _expanded(cache_dir, "model cache")
+        return ResolvedModel(hub_folder(name, cache, progress, revision), name)
     raise ConfigurationError(
         f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id "
         "org/name or org/name@revision"
     )
+
+
+def _expanded(path: Path, name: str) -> Path:
+    """Without ~. Raises ConfigurationError: nobody knows whose home that is."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+
+
+def _folder_at(path: Path, model: str) -> Path | None:
+    """The folder of a model; None: there is none. Raises ConfigurationError: it cannot be read."""
+    try:
+        if not path.is_dir():
+            return None
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"model {model!r}: the folder has no config.json")
+        return path.resolve()
+    except OSError as error:
+        raise ConfigurationError(f"model {model!r}: {error.strerror}") from None
 
 
 def imported_folder(path: Path, cache_dir: Path, progress: Progress) -> Path:
@@ -76,6 +94,7 @@ def imported_folder(path: Path, cache_dir: Path, progress: Progress) -> Path:
         raise ConfigurationError(f"model {str(path)!r}: {error.strerror}") from None
     identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
     key = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    cache = _expanded(cache_dir, "model cache")
     return model_cache.cached_folder(
-        cache_dir, key, lambda folder: load_importer()(path, folder, progress), progress
+        cache, key, lambda folder: load_importer()(path, folder, progress), progress
     )

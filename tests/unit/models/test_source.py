@@ -61,12 +61,21 @@ def test_a_gguf_file_is_imported_once(tmp_path: Path) -> None:
         ("org/name@", "not a hub id"),
         ("org/name@a@b", "not a hub id"),
         ("", "is empty"),
+        ("~nobody-of-that-name/model", "home directory"),
+        ("x" * 300, "File name too long"),
     ],
 )
 def test_what_is_no_model_gets_one_line(tmp_path: Path, model: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason) as caught:
         resolve(model, tmp_path)
     assert "\n" not in caught.value.message
+
+
+def test_a_cache_in_a_home_that_nobody_has_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"")
+    for model in ("demo", "org/name", str(tmp_path / "a.gguf")):
+        with pytest.raises(ConfigurationError, match=r"model cache: .*home directory"):
+            resolve(model, Path("~nobody-of-that-name"))
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:

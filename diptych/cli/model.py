@@ -1,5 +1,6 @@
 """``diptych model fetch`` and ``diptych model import``: have a model on disk ahead of time."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -74,14 +75,23 @@ def _import(config: ImportConfig, progress: ConsoleProgress) -> Path:
         raise ConfigurationError(f"--file: {config.file} is not a .gguf file")
     if config.to is None:
         return resolve(str(config.file), config.cache_dir, progress).folder
-    if not config.file.is_file():
-        raise ConfigurationError(f"--file: no such file: {config.file}")
-    if config.to.exists():
-        raise ConfigurationError(f"--to: {config.to} exists")
-    config.to.mkdir(parents=True)
     try:
-        load_importer()(config.file, config.to, progress)
-    except BaseException:
-        shutil.rmtree(config.to)  # it was not there before
-        raise
-    return config.to
+        return _import_to(config.to, config.file, progress)
+    except OSError as error:
+        raise ConfigurationError(f"--to: {config.to}: {error.strerror or error}") from None
+
+
+def _import_to(folder: Path, file: Path, progress: ConsoleProgress) -> Path:
+    """The folder, which is there once it is whole. Raises OSError, ConfigurationError."""
+    if not file.is_file():
+        raise ConfigurationError(f"--file: no such file: {file}")
+    if folder.exists():
+        raise ConfigurationError(f"--to: {folder} exists")
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        load_importer()(file, partial, progress)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder

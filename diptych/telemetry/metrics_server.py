@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -79,6 +79,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, *args: Any) -> None:
         self._began_s: dict[Any, float] = {}  # of each connection that is open
         super().__init__(*args)
+
+    def server_bind(self) -> None:
+        """As HTTPServer's, which asks DNS for our name: half a minute, where nobody answers."""
+        TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start to serve a connection, or close it."""

@@ -95,3 +95,14 @@ def test_one_that_says_a_little_all_the_time_is_closed() -> None:
     with served(longest_s=0.0) as port, connected(port) as dripping:
         while not is_refused(dripping):
             continue
+
+
+def test_dns_is_not_asked_for_our_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody answers that takes half a minute, in which an event loop would stand still."""
+
+    def ask(name: str) -> str:
+        raise AssertionError(f"asked for {name}")
+
+    monkeypatch.setattr(socket, "getfqdn", ask)
+    with served() as port:
+        assert "\nx 3.0\n" in scraped(port)

@@ -37,7 +37,7 @@ def run(args: list[str]) -> int:
     """Read, list, write; the exit code."""
     config = settings.load(TraceConfig, args, prog="diptych trace", env_prefix="DIPTYCH_TRACE_")
     try:
-        lines = config.file.read_text().splitlines()
+        lines = config.file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{config.file}: {error}") from None
     try:
@@ -67,6 +67,6 @@ def _line(trace: Trace) -> str:
 
 def _write(flag: str, path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{flag}: {path}: {error.strerror}") from None

@@ -142,6 +142,18 @@ def test_what_is_no_trace_is_named(
         assert part in told
 
 
+def test_a_line_ends_where_the_file_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON may have what readers of text take for the end of a line."""
+    file, svg = tmp_path / "spans.jsonl", tmp_path / "trace.svg"
+    line = json.loads(export("a", span(1, None, 0, 1, name="é\u2028\x85b")))
+    file.write_text(f"{json.dumps(line, ensure_ascii=False)}\r\n", encoding="utf-8", newline="")
+    assert main(["trace", str(file), "--svg", str(svg)]) == 0
+    assert "1 spans" in capsys.readouterr().out
+    assert "é\u2028" in svg.read_text(encoding="utf-8")
+
+
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err

@@ -214,23 +214,40 @@ def _load_chat_template(
     folder: Path, settings: dict[str, Any], special_tokens: dict[str, str]
 ) -> ChatTemplate | None:
     """The template's own file wins over tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    found = _read_template(folder / "chat_template.jinja")
+    source: Any = settings.get("chat_template") if found is None else found
     named: dict[str, Any] = {"default": source}
     if isinstance(source, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in source}
+        try:
+            named = {entry["name"]: entry["template"] for entry in source}
+        except (KeyError, TypeError):
+            path = folder / "tokenizer_config.json"
+            raise ConfigurationError(
+                f"{path}: chat_template must be a text, or a list of name and template"
+            ) from None
     source, with_tools = named.get("default"), named.get("tool_use", "")
-    path = folder / "additional_chat_templates" / "tool_use.jinja"
-    if path.is_file():
-        with_tools = path.read_text(encoding="utf-8")
+    found = _read_template(folder / "additional_chat_templates" / "tool_use.jinja")
+    if found is not None:
+        with_tools = found
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, special_tokens, with_tools=with_tools)
 
 
+def _read_template(path: Path) -> str | None:
+    """None: there is no such file. Raises ConfigurationError."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     """What the config says of text; where the text part of a larger model is silent, of all."""
-    part = config | (config.get("text_config") or {})
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ConfigurationError(f"config.json: text_config must be an object, is {text!r}")
+    part = config | text
     family = str(part.get("model_type")).removesuffix("_text")
     return _SILENT_COUNTS.get(family, {}) | part
 

@@ -97,6 +97,23 @@ def test_a_template_file_and_named_templates(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path).render_chat([]).text == "file </s>"
 
 
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+)
+def test_a_template_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, byte_level_tokenizer(), chat_template="yes")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / name).write_bytes(b"caf\xe9")
+    with pytest.raises(ConfigurationError, match=name):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("named", [["yes"], [{"name": "default"}], [{"name": [], "template": ""}]])
+def test_templates_without_names_are_named_by_their_file(tmp_path: Path, named: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json: chat_template"):
+        write_folder(tmp_path, byte_level_tokenizer(), chat_template=named)
+
+
 def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
     """Named so, or in a file of that name; what it has is seen by who asks for the source."""
     with_tools = "{{ tools[0].function.name }}"
@@ -167,6 +184,9 @@ def test_settings_of_a_text_and_image_model(tmp_path: Path) -> None:
     inner = {"max_position_embeddings": 77, "vocab_size": 500}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": inner}))
     assert Tokenizer.from_folder(tmp_path).max_model_len == 77
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": [inner]}))
+    with pytest.raises(ConfigurationError, match="text_config must be an object"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_text_part_that_leaves_counts_to_transformers(tmp_path: Path) -> None:

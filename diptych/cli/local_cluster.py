@@ -19,7 +19,9 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from diptych.cli.cluster_child import Child, ChildFailedError, Show
+from diptych.errors import ConfigurationError
 from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
@@ -27,6 +29,8 @@ T = TypeVar("T")
 STOP_TIMEOUT_S = 30.0
 PAIRS_PATIENCE_S = 15.0
 _POLL_S = 0.1
+_ANSWER_S = 5.0
+_NOTICED_S = 0.5
 
 
 class BatchPlan(NamedTuple):
@@ -139,12 +143,12 @@ class LocalCluster:
         Returns the model that is served.
         Pairs that are not proven 15 s after the first placement are reported
         and left: requests go elsewhere.
+
+        Raises ConfigurationError: the router does not answer us, as where it asks for a key.
         """
         async with open_channel(self.address) as to_router:
-            stub = inference_pb2_grpc.InferenceStub(to_router)
             while True:
-                answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
-                served = [model for model in answer.models if model.ready]
+                served = await _served(to_router)
                 if served:
                     break
                 await asyncio.sleep(_POLL_S)
@@ -161,7 +165,11 @@ class LocalCluster:
     async def num_proven_pairs(self) -> int:
         """How many (prefill, decode) pairs the router may use, by its metric."""
         assert self.router is not None
-        text = await asyncio.to_thread(_get, f"http://{self.router.metrics_address}/metrics")
+        try:
+            url = f"http://{self.router.metrics_address}/metrics"
+            text = await asyncio.to_thread(_get, url)
+        except OSError:  # the machine is busy; who watches the process says where it ended
+            return 0
         for line in text.splitlines():
             if line.startswith("diptych_router_proven_pairs "):
                 return int(float(line.rpartition(" ")[2]))
@@ -230,6 +238,20 @@ async def run_cluster(
             cluster.kill()
 
 
+async def _served(to_router: grpc.aio.Channel) -> list[inference_pb2.Model]:
+    """The models that requests can be placed for. Raises ConfigurationError."""
+    stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(to_router)
+    try:
+        answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_ANSWER_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # the machine is busy
+            return []
+        await asyncio.sleep(_NOTICED_S)  # who watches the process says it where it ended
+        why = from_rpc_error(error).message
+        raise ConfigurationError(f"the router does not answer diptych up: {why}") from None
+    return [model for model in answer.models if model.ready]
+
+
 def usable_cores() -> list[int]:
     """The cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -269,6 +291,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    """Without a proxy, whatever the environment says. Raises OSError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=_ANSWER_S) as reply:
         text: str = reply.read().decode()
         return text

@@ -262,3 +262,17 @@ def test_a_taken_port_is_one_line(tiny_llama: Path, flag: str) -> None:
     (line,) = output.splitlines()
     assert line.startswith(f"diptych up: {flag}: cannot bind 127.0.0.1:{port}: Address already")
     assert line.endswith("; 0 picks a free port")
+
+
+def test_a_router_that_asks_for_a_key_is_one_line(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its own variables may have it, which processes of a cluster on one machine see too."""
+    keys = tmp_path / "keys"
+    keys.write_text("")
+    monkeypatch.setenv("DIPTYCH_ROUTER_API_KEYS", str(keys))
+    with up("--model", str(tiny_llama)) as cluster:
+        code, told = cluster.wait()
+    assert code == 2, told
+    assert "diptych up: the router does not answer diptych up: a key is needed" in told
+    assert "Traceback" not in told

@@ -1,6 +1,7 @@
 """``diptych health``: whether a process, or what it serves, says that it is well."""
 
 import sys
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -10,6 +11,7 @@ from diptych import settings
 from diptych.rpc.identity import Identity, PeerRole, TlsFiles
 
 EXIT_NOT_SERVING = 1
+_DIRECTLY: Final[list[tuple[str, Any]]] = [("grpc.enable_http_proxy", 0)]
 
 
 class HealthConfig(BaseModel):
@@ -52,6 +54,6 @@ def _ask(config: HealthConfig) -> str:
 def _open(config: HealthConfig) -> grpc.Channel:
     identity = Identity.of(config.tls)
     if identity is None:
-        return grpc.insecure_channel(config.address)
-    options = [("grpc.ssl_target_name_override", identity.name(config.role))]
+        return grpc.insecure_channel(config.address, _DIRECTLY)
+    options = [*_DIRECTLY, ("grpc.ssl_target_name_override", identity.name(config.role))]
     return grpc.secure_channel(config.address, identity.to_peer(), options)

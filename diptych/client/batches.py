@@ -77,7 +77,7 @@ class BatchClient:
         Raises ConfigurationError.
         """
         self._metadata = metadata_of(api_key)
-        self._channel = open_channel(address, lock=lock_of(tls, server_name))
+        self._channel = open_channel(address, lock=lock_of(tls, server_name), by_proxy=True)
         self._server: batches_pb2_grpc.BatchesAsyncStub = batches_pb2_grpc.BatchesStub(
             self._channel
         )

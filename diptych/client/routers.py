@@ -33,7 +33,7 @@ class Routers:
         """The router that calls go to now."""
         name = self.address
         if name not in self._stubs:  # in the event loop that calls it, and goes on to
-            self._channels[name] = open_channel(name, lock=self._lock)
+            self._channels[name] = open_channel(name, lock=self._lock, by_proxy=True)
             self._stubs[name] = inference_pb2_grpc.InferenceStub(self._channels[name])
         return self._stubs[name]
 

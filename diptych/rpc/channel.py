@@ -28,9 +28,12 @@ SIZE_OPTIONS: ChannelOptions = [
 
 
 def open_channel(
-    address: str, timers: Timers = _TIMERS, lock: Lock | None = None
+    address: str, timers: Timers = _TIMERS, lock: Lock | None = None, *, by_proxy: bool = False
 ) -> grpc.aio.Channel:
-    """Open a channel to a peer process of the cluster. The caller closes it."""
+    """Open a channel to a peer process of the cluster. The caller closes it.
+
+    ``by_proxy``: by the one that the environment names (``http_proxy``), as clients may have to.
+    """
     options: list[tuple[str, int | str]] = [
         *keepalive_options(timers.keepalive_s, timers.keepalive_answer_s),
         *SIZE_OPTIONS,
@@ -41,6 +44,7 @@ def open_channel(
         # a peer that comes back may have another address under its name
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", int(by_proxy)),
     ]
     if lock is None:
         return grpc.aio.insecure_channel(address, options=options)

@@ -15,6 +15,8 @@ from diptych.formats import (
 )
 from diptych.process import ProcessConfig
 
+_MAX_CORES = 2**16  # more than any machine has
+
 
 class WorkerConfig(ProcessConfig):
     """One worker: which model, how much memory, how large a step. Frozen."""
@@ -149,5 +151,7 @@ def parse_cpus(text: str) -> frozenset[int]:
         low, high = int(first), int(last) if dash else int(first)
         if high < low:
             raise ValueError(f"{part.strip()!r} counts down")
+        if high >= _MAX_CORES:
+            raise ValueError(f"there is no core {high} (got {text!r})")
         cores.update(range(low, high + 1))
     return frozenset(cores)

@@ -1,6 +1,7 @@
 """Which cores a worker may use, and how many of them are worth a thread."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
@@ -34,7 +35,8 @@ def confine_to(cpus: str) -> None:
         raise ConfigurationError("cpus: this system cannot confine a process to cores")
     try:
         for task in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(task.name), parse_cpus(cpus))
+            with suppress(ProcessLookupError):  # that thread has ended meanwhile
+                os.sched_setaffinity(int(task.name), parse_cpus(cpus))
     except OSError as error:
         usable = sorted(os.sched_getaffinity(0))
         raise ConfigurationError(f"cpus: {cpus}: {error.strerror}; usable: {usable}") from None

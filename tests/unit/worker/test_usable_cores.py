@@ -1,10 +1,11 @@
 """How many threads a worker takes by default."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from diptych.worker.cores import num_usable_cores
+from diptych.worker.cores import confine_to, num_usable_cores
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,16 @@ def test_without_a_container_all_cores_count(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert num_usable_cores(tmp_path / "cpu.max") == 8
+
+
+def test_a_thread_that_ends_meanwhile_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    confined: list[int] = []
+
+    def confine(task: int, cores: frozenset[int]) -> None:
+        confined.append(task)
+        assert cores == {0, 1}
+        raise ProcessLookupError(errno.ESRCH, "No such process")
+
+    monkeypatch.setattr("os.sched_setaffinity", confine, raising=False)
+    confine_to("0-1")
+    assert confined

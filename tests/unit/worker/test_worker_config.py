@@ -46,6 +46,7 @@ def test_defaults() -> None:
         (("--model", "demo", "--gpu-memory-utilization", "1.1"), "gpu-memory-utilization"),
         (("--model", "demo", "--cpus", "3-1"), "counts down"),
         (("--model", "demo", "--cpus", "a"), "expected cores"),
+        (("--model", "demo", "--cpus", "0-99999999999"), "there is no core 99999999999"),
         (("--model", "demo", "--blocks", "8"), "blocks"),
         (("--model", "demo", "--dtype", "int8"), "--dtype"),
         (("--model", "demo", "--device", "tpu"), r"--device.*'auto', 'cpu' or 'cuda'"),

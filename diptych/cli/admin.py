@@ -34,7 +34,7 @@ class RolesConfig(BaseModel):
     Prints the roles that it had and has, and how much of those that it lost goes on.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     address: CliPositionalArg[str] = Field(description="host:port of the worker.")
     roles: tuple[RoleName, ...] = Field(

@@ -29,7 +29,7 @@ def read_key(path: Path | None) -> str:
 class RouterConnection(BaseModel):
     """Settings of every command that asks a router."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     address: str = Field(
         "127.0.0.1:50051", description="host:port of the router, or of several, with commas."

@@ -17,7 +17,7 @@ _DIRECTLY: Final[list[tuple[str, Any]]] = [("grpc.enable_http_proxy", 0)]
 class HealthConfig(BaseModel):
     """Ask a router or worker for its health: 0 if it serves, 1 if not, or if it does not answer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     address: str = Field("127.0.0.1:50051", description="host:port of the process.")
     service: str = Field(

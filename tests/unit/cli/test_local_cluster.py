@@ -119,6 +119,9 @@ def test_a_taken_port_is_told_before_any_worker_starts(
     [
         (["up", "--prefill", "-1"], "diptych up: --prefill: "),
         (["up", "--nope"], "diptych up: unrecognized arguments: --nope"),
+        (["generate", "a", "--timeout-s", "inf"], "diptych generate: --timeout-s: "),
+        (["health", "--timeout-s", "inf"], "diptych health: --timeout-s: "),
+        (["top", "--interval-s", "inf"], "diptych top: --interval-s: "),
         (["model", "fetch", "no such model"], "diptych model: model 'no such model': "),
         (["model", "import", "x.bin"], "diptych model: --file: x.bin is not a .gguf file"),
     ],

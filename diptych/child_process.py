@@ -7,6 +7,8 @@ child that is told ``--stop-with-stdin`` then stops by itself.
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,19 @@ _POLL_S: Final = 0.05
 
 Addresses = Mapping[str, str]
 """What a process wrote to its port file: where it listens, by the name of the port."""
+
+
+def module_command(module: str) -> list[str]:
+    """The command that runs one of our modules, imported from where this process imports its own.
+
+    By ``-m`` alone Python would look into the working folder first: a user's folder that is called
+    ``router``, or a file that is called as one of the standard library's, would run in its place.
+    """
+    try:
+        looks_here = not {"", os.getcwd()}.isdisjoint(sys.path)
+    except FileNotFoundError:  # the working folder is gone
+        looks_here = False
+    return [sys.executable, *(() if looks_here else ("-P",)), "-m", module]
 
 
 class ChildProcess:

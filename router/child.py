@@ -2,13 +2,12 @@
 
 import logging
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Protocol
 
 from diptych import settings
-from diptych.child_process import Addresses, ChildProcess
+from diptych.child_process import Addresses, ChildProcess, module_command
 from router.config import RouterConfig
 from router.heartbeat import Pulse
 
@@ -80,7 +79,7 @@ class RouterProcess:
         told = config.model_dump_json(exclude_defaults=True)  # JSON is YAML
         path.write_text(told, encoding="utf-8")
         process = ChildProcess(
-            [sys.executable, "-m", "router", "--config", str(path)],
+            [*module_command("router"), "--config", str(path)],
             port_file,
             environment=settings.environment_without(_PREFIX),  # all of it is in the file
             pass_fds=(self._pulse.fd,),

@@ -1,13 +1,12 @@
 """One role's process of a local cluster: its output as lines, and where it listens."""
 
 import json
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from diptych import settings
-from diptych.child_process import ChildProcess
+from diptych.child_process import ChildProcess, module_command
 
 TAIL_LINES = 20
 
@@ -43,7 +42,7 @@ class Child:
         """Of a router; empty where it serves gRPC alone."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         port_file = folder / f"{name}.json"
-        command = [sys.executable, "-m", module, *args]
+        command = [*module_command(module), *args]
         command += ["--metrics-port", "0", "--port-file", str(port_file), "--stop-with-stdin"]
         environment = None
         if secret is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diptych import __version__
+from diptych.child_process import module_command
 from diptych.cli.streams import drop_output, show_what_can_be_shown, writing
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION, complain
@@ -73,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"diptych: no command {args[0]!r}; there are {names}", file=sys.stderr)  # noqa: T201
         return EXIT_CONFIGURATION
     if command.is_role:
-        os.execv(sys.executable, [sys.executable, "-m", command.target, *args[1:]])
+        os.execv(sys.executable, [*module_command(command.target), *args[1:]])
     show_what_can_be_shown()
     try:
         module = importlib.import_module(f"diptych.cli.{command.target}")

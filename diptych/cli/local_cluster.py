@@ -221,8 +221,9 @@ async def run_cluster(
 
     Raises:
         ChildFailedError: a child ended by itself meanwhile; the others are ended.
+        ConfigurationError: there is nowhere to write a file, or see ``LocalCluster.ready``.
     """
-    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+    with _folder() as folder:
         cluster = LocalCluster(plan, Path(folder), show)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -236,6 +237,16 @@ async def run_cluster(
             raise _first(failed or group) from None
         finally:
             cluster.kill()
+
+
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    """For port files. Raises ConfigurationError."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="diptych-")
+    except OSError as error:
+        raise ConfigurationError(
+            f"no folder for temporary files (the variable TMPDIR names one): {error.strerror}"
+        ) from None
 
 
 async def _served(to_router: grpc.aio.Channel) -> list[inference_pb2.Model]:

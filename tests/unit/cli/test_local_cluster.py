@@ -2,13 +2,21 @@
 
 import errno
 import socket
+import tempfile
 
 import pytest
 
 from diptych.cli.breakdown import breakdown
 from diptych.cli.cluster_child import readable
-from diptych.cli.local_cluster import by_quarters, core_shares
+from diptych.cli.local_cluster import (
+    ClusterPlan,
+    LocalCluster,
+    by_quarters,
+    core_shares,
+    run_cluster,
+)
 from diptych.cli.main import COMMANDS, main
+from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, inference_pb2
 
 
@@ -133,3 +141,13 @@ def test_a_bad_setting_is_one_line(
     shown = capsys.readouterr().err
     assert shown.startswith(message)
     assert shown.count("\n") == 1
+
+
+async def test_nowhere_to_write_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+
+    async def use(cluster: LocalCluster) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match="TMPDIR names one"):
+        await run_cluster(ClusterPlan(model="demo"), print, use)

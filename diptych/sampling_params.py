@@ -291,11 +291,16 @@ def _check(name: str, value: Any, option: Option, path: str) -> None:
         _check_length(name, len(value), option, path)
         if option.max_characters:
             _check_strings(name, value, option, path)
+        else:
+            for index, each in enumerate(value):
+                _check(f"{name}[{index}]", each, option, path)
     elif isinstance(value, Constraint):
         value.check(f"{path}.{name}")
     elif isinstance(value, Mapping):
         _check_length(name, len(value), option, path)
         for key, number in value.items():
+            if not 0 <= key <= _UINT32:
+                raise InvalidRequestError(f"{key} is no token id", field=f"{path}.{name}")
             _check(f"{name}[{key}]", number, option, path)
     elif isinstance(value, int | float) and not _is_within(value, option):
         low = f"above {option.low:g}" if option.is_low_excluded else f"at least {option.low:g}"

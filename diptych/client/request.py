@@ -7,7 +7,12 @@ from typing import NamedTuple
 from diptych.client.json_struct import JSONValue, write_struct
 from diptych.client.tools import Tools
 from diptych.errors import InvalidRequestError
-from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
+from diptych.sampling_params import (
+    NOTHING_SAID,
+    SamplingOptions,
+    check_options,
+    options_to_proto,
+)
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
@@ -48,7 +53,7 @@ def build_request(
     ``template_arguments``, ``tools`` and ``split_reasoning`` are for ``messages``, too. The rest
     is as in ``GenerateRequest`` in inference.proto.
 
-    Raises InvalidRequestError: a text has half a character.
+    Raises InvalidRequestError: a text has half a character, or the wire has no such number.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
@@ -59,7 +64,7 @@ def build_request(
     with _sayable():
         request = inference_pb2.GenerateRequest(
             model=model,
-            sampling=options_to_proto(options),
+            sampling=_sampling(options),
             request_id=request_id,
             cache_salt=cache_salt,
             emitted_token_ids=emitted_token_ids,
@@ -83,6 +88,15 @@ def build_request(
             request.tokens.SetInParent()
             request.tokens.ids.extend(token_ids)
     return request
+
+
+def _sampling(options: SamplingOptions) -> inference_pb2.SamplingOptions:
+    """Raises InvalidRequestError, which names what the wire has no room for: protobuf does not."""
+    try:
+        return options_to_proto(options)
+    except ValueError:
+        check_options(options, "sampling")
+        raise
 
 
 @contextmanager

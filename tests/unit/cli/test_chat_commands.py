@@ -118,6 +118,8 @@ def test_an_option_is_set_by_its_declaration(
         ("/set temperature 101", "sampling.temperature"),
         ("/set temperature warm", "temperature"),
         ("/set max_tokens 1.5", "max_tokens"),
+        ("/set stop_token_ids 3 -7", "sampling.stop_token_ids[1]"),
+        ("/set logit_bias -7=1", "sampling.logit_bias"),
         ("/set logit_bias seven", "logit_bias"),
         ("/set warmth 1", "warmth"),
         ("/set return_margins on", "return_margins"),

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from diptych.client import ChatMessage, Tool, ToolChoice, Tools, build_request
+from diptych.client import (
+    ChatMessage,
+    SamplingOptions,
+    Tool,
+    ToolChoice,
+    Tools,
+    build_request,
+)
+from diptych.errors import InvalidRequestError
 from diptych.text import chat_template
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
@@ -93,3 +101,20 @@ def test_a_chat_without_tools_says_nothing_of_them() -> None:
 def test_what_is_for_chats_alone_is_refused_elsewhere(asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="for messages"):
         build_request("a prompt", **asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (SamplingOptions(max_tokens=-1), "sampling.max_tokens"),
+        (SamplingOptions(seed=2**64), "sampling.seed"),
+        (SamplingOptions(stop_token_ids=(3, -7)), "sampling.stop_token_ids[1]"),
+        (SamplingOptions(logit_bias={2**32: 1.0}), "sampling.logit_bias"),
+    ],
+)
+def test_a_number_that_the_wire_has_no_room_for_is_named(
+    options: SamplingOptions, field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        build_request("a", options=options)
+    assert caught.value.field == field

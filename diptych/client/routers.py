@@ -1,6 +1,6 @@
 """The routers that a client knows, and which of them it asks."""
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import grpc
 
@@ -9,6 +9,8 @@ from diptych.rpc.channel import Lock, open_channel
 from diptych.v1 import inference_pb2_grpc
 
 Router: TypeAlias = "inference_pb2_grpc.InferenceAsyncStub"
+
+_SCHEMES: Final = ("http://", "https://", "grpc://", "grpcs://")
 
 
 class Routers:
@@ -22,6 +24,12 @@ class Routers:
         names = [name.strip() for name in addresses.split(",")]
         if not all(names):
             raise ConfigurationError(f"{addresses!r}: expected host:port, or several with commas")
+        for name in names:
+            if name.startswith(_SCHEMES):
+                scheme = name.partition("//")[0]
+                raise ConfigurationError(
+                    f"{scheme}//: expected host:port of a router's gRPC, and nothing before it"
+                )
         self._names = names
         self._lock = lock
         self._channels: dict[str, grpc.aio.Channel] = {}

@@ -1,6 +1,9 @@
 """Which of several routers a client asks."""
 
+import pytest
+
 from diptych.client.routers import Routers
+from diptych.errors import ConfigurationError
 
 
 async def test_it_stays_with_one_until_that_fails_and_names_the_next() -> None:
@@ -14,3 +17,11 @@ async def test_it_stays_with_one_until_that_fails_and_names_the_next() -> None:
     routers.leave(routers.asked)
     assert routers.address == "r:1"
     await routers.close()
+
+
+def test_an_address_of_another_protocol_is_refused_before_it_is_looked_for() -> None:
+    """gRPC would ask DNS for it, and the client again and again."""
+    for address in ("http://r:8000", "r:1,https://user:secret@r:8000"):
+        with pytest.raises(ConfigurationError, match=r"https?://: expected host:port") as caught:
+            Routers(address, None)
+        assert "secret" not in caught.value.message

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _HUB_FILES = ["*.json", "*.jinja", "LICENSE*", "NOTICE*"]
 _NOT_OURS = ["*/*", "*.bin.index.json"]  # of other formats of the same weights
 _IN_FOLDERS = ["1_Pooling/config.json", "additional_chat_templates/*.jinja"]  # ours all the same
+_MAX_CHARACTERS = 400  # of what the hub says, a line
+_MAY_NEED_TOKEN = ("GatedRepoError", "RepositoryNotFoundError")
+_HINT = " (the variable HF_TOKEN holds a token, where it needs one)"
 _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -55,13 +58,18 @@ def hub_folder(
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
         if told.is_abandoned:
             raise AbandonedError from None
-        lines = str(error).strip().splitlines()
-        detail = lines[0] if lines else type(error).__name__
         raise ConfigurationError(
-            f"model {named!r}: no such folder, and the hub: {detail}"
+            f"model {named!r}: no such folder, and the hub: {_told_by(error)}"
         ) from None
     progress(stage, 1.0)
     return folder
+
+
+def _told_by(error: Exception) -> str:
+    """In one line: of what the hub answers with the first says no more than a number."""
+    kind = type(error).__name__
+    told = " ".join(str(error).split())[:_MAX_CHARACTERS] or kind
+    return f"{told}{_HINT}" if kind in _MAY_NEED_TOKEN else told
 
 
 class _Told:

@@ -90,8 +90,26 @@ def test_the_hubs_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("no network\nmore about it")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ConfigurationError, match=r"'org/name'.*no network$"):
+    with pytest.raises(ConfigurationError, match=r"'org/name'.*no network more about it$"):
         resolve("org/name", tmp_path)
+
+
+def test_what_may_want_a_token_says_where_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    class RepositoryNotFoundError(Exception):
+        """As the hub's client has it, whose first line is a number."""
+
+    def refused(*args: object, **kwargs: object) -> str:
+        raise RepositoryNotFoundError("401 Client Error.\n\nRepository Not Found for url: x.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
+    said = r"401 .* Not Found for url: x\. .*HF_TOKEN"
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        resolve("org/name", tmp_path)
+    assert "\n" not in caught.value.message
 
 
 _OTHER_FORMATS = (

@@ -114,6 +114,12 @@ class UpConfig(BaseModel):
         share = _CARD_SHARE / num_workers
         return ("--device", self.device, "--gpu-memory-utilization", f"{share:.4f}")
 
+    @property
+    def listen_host(self) -> str:
+        """As it stands before a port: an IPv6 address in brackets, given with them or not."""
+        bare = self.host.strip("[]")
+        return f"[{bare}]" if ":" in bare else bare
+
     def plan(self) -> ClusterPlan:
         """The processes that these settings ask for."""
         common = ["--log-level", self.log_level]
@@ -124,7 +130,7 @@ class UpConfig(BaseModel):
             num_prefill=self._num_of_one_role(self.prefill),
             num_decode=self._num_of_one_role(self.decode),
             num_soft=self.soft,
-            host=self.host,
+            host=self.listen_host,
             port=self.port,
             http_port=self.http_port,
             batch=None
@@ -181,12 +187,12 @@ def _check_ports(config: UpConfig) -> None:
         for flag, port in ports.items():
             try:
                 family, *_, address = socket.getaddrinfo(
-                    config.host, port, type=socket.SOCK_STREAM
+                    config.host.strip("[]"), port, type=socket.SOCK_STREAM
                 )[0]
                 bound.enter_context(socket.create_server(address[:2], family=family))
             except OSError as error:
                 raise ConfigurationError(
-                    f"{flag}: cannot bind {config.host}:{port}: {error.strerror}; "
+                    f"{flag}: cannot bind {config.listen_host}:{port}: {error.strerror}; "
                     "0 picks a free port"
                 ) from None
 

@@ -61,6 +61,13 @@ def test_flags_that_no_shell_would_take_are_named(flag: str) -> None:
         run([f"{flag}=--model 'a b"])
 
 
+@pytest.mark.parametrize(
+    ("host", "listened_on"), [("::1", "[::1]"), ("[::1]", "[::1]"), ("10.0.0.1", "10.0.0.1")]
+)
+def test_an_ipv6_address_has_brackets_before_a_port(host: str, listened_on: str) -> None:
+    assert UpConfig(host=host).plan().host == listened_on
+
+
 def test_somebody_has_to_decode() -> None:
     with pytest.raises(ConfigurationError, match="decode"):
         run(["--decode", "0"])

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from diptych.step_model import StepWork
 from router.placement.predicted import Predicted
 from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
-from tests.unit.router.placement.predicted_world import D1, D2, MODEL, made, view_d, view_p
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, made, view_d, view_p
 
 
 def soft(num_queued: int = 0, num_rows: int = 2) -> Snapshot:
@@ -18,14 +20,53 @@ def soft(num_queued: int = 0, num_rows: int = 2) -> Snapshot:
     return Snapshot((computing, replace(view_p(D2), engine=other.engine)), (first, other))
 
 
-def parted() -> Predicted:
+QUERY_OF_PACE = Query(num_tokens=300, num_max_tokens=330, objectives=Objectives(5.0, 0.1))
+MOSTLY_PROMPT = replace(QUERY_OF_PACE, num_max_tokens=305)
+MOSTLY_ANSWER = replace(QUERY_OF_PACE, num_max_tokens=600, num_output_tokens=300)
+
+
+@pytest.mark.parametrize("usual", [MOSTLY_PROMPT, MOSTLY_ANSWER])
+def test_two_workers_of_both_roles_compute_what_they_decode_where_one_phase_takes_more(
+    usual: Query,
+) -> None:
+    """Whatever they have done of late; what has to be told of a prompt is no matter of theirs."""
+    policy, snapshot = parted(usual), soft()
+    first, other = snapshot.decode
+    for num_rows, chosen in ((0, D2), (9, D1)):
+        rows = view_d(D2, num_rows, MODEL, proven=other.proven, prefill_time_ratio=0.8)
+        placement = policy.place(usual, replace(snapshot, decode=(first, rows)))
+        assert isinstance(placement, DecodeOnly)
+        assert placement.decode == chosen
+    told = policy.place(replace(usual, needs_prefill=True), snapshot)
+    assert isinstance(told, Paired)
+
+
+def test_a_worker_that_only_computes_prompts_does_so_for_two_of_both_roles() -> None:
+    policy, snapshot = parted(MOSTLY_PROMPT), soft()
+    beside = replace(snapshot, prefill=(*snapshot.prefill, view_p(P1)))
+    assert isinstance(policy.place(MOSTLY_PROMPT, snapshot), DecodeOnly)
+    assert isinstance(policy.place(MOSTLY_PROMPT, beside), Paired)
+
+
+def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None:
+    """As near to the border they part anew only where it is well within."""
+    policy, snapshot = made(), soft()
+    between = replace(QUERY_OF_PACE, num_max_tokens=338, num_output_tokens=38)
+    for _ in range(20):
+        policy.place(between, snapshot)
+    assert isinstance(policy.place(between, snapshot), DecodeOnly)
+    policy = parted()
+    for _ in range(200):
+        policy.place(between, snapshot)
+    assert isinstance(policy.place(between, snapshot), Paired)
+
+
+def parted(usual: Query = QUERY_OF_PACE) -> Predicted:
+    """One that has seen such requests."""
     policy = made()
     for _ in range(20):
-        policy.place(QUERY_OF_PACE, soft())
+        policy.place(usual, soft())
     return policy
-
-
-QUERY_OF_PACE = Query(num_tokens=300, num_max_tokens=360, objectives=Objectives(5.0, 0.1))
 
 
 def test_of_workers_of_both_roles_some_compute_and_others_decode() -> None:

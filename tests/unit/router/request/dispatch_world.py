@@ -1,9 +1,10 @@
 """A router over two workers that are only described. No sockets."""
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from opentelemetry.context import Context
@@ -36,7 +37,9 @@ from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Waits
 from router.request.resolved import ResolvedRequest
+from router.request.response_builder import Moments, ResponseBuilder
 from router.request.services import Services
+from router.request.session import Session
 from router.request.terms import Terms
 from tests.told_caches import whole
 
@@ -177,3 +180,28 @@ def resolved(
 ) -> ResolvedRequest:
     shape = RequestShape(prompt_ids=prompt, max_tokens=max_tokens, stop_token_ids=frozenset())
     return ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=max_tokens), claim=claim)
+
+
+def started(
+    world: World, config: RouterConfig, claim: Claim = NO_CLAIM, *, front: bool = False
+) -> Session:
+    """One that waits for a placement."""
+    shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+    session = Session(
+        "r",
+        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4), claim=claim),
+        create_autospec(
+            ResponseBuilder,
+            instance=True,
+            is_due=False,
+            is_overfull=False,
+            num_output_tokens=0,
+            moments=Moments(0.0),
+        ),
+        Untraced(),
+        replace(world.services, config=config),
+        deadline_s=None,
+        on_failed=lambda: None,
+    )
+    session.start(front=front)
+    return session

@@ -321,7 +321,8 @@ async def test_every_series_of_the_dashboard_and_of_alerts_is_told(
     elsewhere = TOLD_WHERE_TRACED | TOLD_WHERE_KEYED
     assert not told & elsewhere, "nothing is traced here, and all clients are alike"
     told |= elsewhere
-    text = re.sub(r"namespace=\{\{.*?\}\}(, )?", "", (CHART / "alerts.yaml").read_text())
+    whose = r"(namespace=|pod=~)\{\{.*?\}\}(, )?"
+    text = re.sub(whose, "", (CHART / "alerts.yaml").read_text())
     rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", text))
     for expr in [*expressions(), *(rule["expr"] for rule in rules)]:
         names = metric_names(expr)

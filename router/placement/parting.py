@@ -21,7 +21,7 @@ _STICKY: Final = 0.75  # workers: a change that is smaller is none
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.72
-_STICKY_SHARE: Final = 0.04
+_STICKY_SHARE: Final = 0.15
 
 
 class Mix(NamedTuple):

@@ -51,7 +51,7 @@ def test_a_worker_that_only_computes_prompts_does_so_for_two_of_both_roles() -> 
 def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None:
     """As near to the border they part anew only where it is well within."""
     policy, snapshot = made(), soft()
-    between = replace(QUERY_OF_PACE, num_max_tokens=338, num_output_tokens=38)
+    between = replace(QUERY_OF_PACE, num_max_tokens=345, num_output_tokens=45)
     for _ in range(20):
         policy.place(between, snapshot)
     assert isinstance(policy.place(between, snapshot), DecodeOnly)

@@ -250,8 +250,8 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    guarded = Guarded(Predicted(plain, random.random), plain, random.random)
-    return guarded if config.placement == "predicted" else ByObjectives(guarded, plain)
+    guarded = Guarded if config.placement == "predicted" else ByObjectives
+    return guarded(Predicted(plain, random.random), plain, random.random)
 
 
 async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> ServedModel | None:

@@ -11,7 +11,6 @@ from diptych.tenant import Limits
 from router.cluster.worker_clock import ClockOffset
 from router.discovery.source import Discovery
 from router.generation.answer import KVPath
-from router.placement.by_objectives import ByObjectives
 from router.placement.guarded import Guarded
 from router.placement.types import Policy, Why
 from router.tenant_metrics import TenantMetrics
@@ -161,7 +160,7 @@ def read_placement(metrics: Metrics, policy: Policy) -> None:
         "KV blocks that workers told to be in their prefix caches, of all workers together.",
         lambda: policy.cache.num_blocks,
     )
-    if isinstance(policy, Guarded | ByObjectives):
+    if isinstance(policy, Guarded):
         metrics.read_gauge(
             "router_placement_fixed",
             "1 while requests are placed by load, in a fixed regime, as more objectives are "

@@ -8,7 +8,6 @@ from diptych.step_model import StepCost, StepModel
 from router.placement.by_objectives import ByObjectives
 from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S
-from router.placement.guarded import Guarded
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import Objectives, Paired, Promise, Query, Seen, Snapshot
@@ -30,7 +29,7 @@ def made() -> ByObjectives:
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True
     )
-    return ByObjectives(Guarded(Predicted(plain), plain), plain)
+    return ByObjectives(Predicted(plain), plain)
 
 
 def test_who_wants_nothing_is_placed_by_load() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from diptych.step_model import StepWork
+from router.placement.parting import Parting
 from router.placement.predicted import Predicted
 from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, made, view_d, view_p
@@ -46,6 +47,21 @@ def test_a_worker_that_only_computes_prompts_does_so_for_two_of_both_roles() -> 
     beside = replace(snapshot, prefill=(*snapshot.prefill, view_p(P1)))
     assert isinstance(policy.place(MOSTLY_PROMPT, snapshot), DecodeOnly)
     assert isinstance(policy.place(MOSTLY_PROMPT, beside), Paired)
+
+
+def test_only_two_that_can_do_everything_are_each_for_itself() -> None:
+    parting, snapshot = Parting(), soft()
+    first, other = snapshot.decode
+    whole = parting.together(snapshot)
+    assert whole is not None
+    assert whole.prefill == ()
+    beside = replace(snapshot, prefill=(*snapshot.prefill, view_p(P1)))
+    assert parting.together(beside) is None, "a worker that only computes prompts has to"
+    assert parting.together(Snapshot((), snapshot.decode)) is None
+    half = replace(snapshot, prefill=snapshot.prefill[:1])
+    assert parting.together(half) is None, "the other one only decodes"
+    apart = replace(snapshot, decode=(first, replace(other, local_prefill=False)))
+    assert parting.together(apart) is None
 
 
 def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None:

@@ -183,7 +183,12 @@ def resolved(
 
 
 def started(
-    world: World, config: RouterConfig, claim: Claim = NO_CLAIM, *, front: bool = False
+    world: World,
+    config: RouterConfig,
+    claim: Claim = NO_CLAIM,
+    *,
+    front: bool = False,
+    beside: WorkerId | None = None,
 ) -> Session:
     """One that waits for a placement."""
     shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
@@ -202,6 +207,7 @@ def started(
         replace(world.services, config=config),
         deadline_s=None,
         on_failed=lambda: None,
+        beside=beside,
     )
     session.start(front=front)
     return session

@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from typing import Any
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -11,7 +10,6 @@ from diptych.errors import (
     BlocksExhaustedError,
 )
 from diptych.request_class import RequestClass
-from diptych.sampling_params import SamplingParams
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.cache_index import CacheIndex
@@ -35,10 +33,6 @@ from router.placement.types import (
 )
 from router.request import actions, events
 from router.request.dispatch import Dispatch
-from router.request.emitted_tokens import RequestShape
-from router.request.resolved import ResolvedRequest
-from router.request.response_builder import ResponseBuilder
-from router.request.session import Session
 from tests.told_caches import whole
 from tests.unit.router.request.dispatch_world import (
     DECODE,
@@ -286,24 +280,7 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
     monkeypatch.setattr(Untraced, "ran_locally", lambda observer, why: told.append(why))
     monkeypatch.setattr(Untraced, "placed", lambda observer, *chosen: told.append("placed"))
     world.welcomes(DECODE)
-    shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
-    session = Session(
-        "r",
-        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
-        create_autospec(
-            ResponseBuilder,
-            instance=True,
-            is_due=False,
-            is_overfull=False,
-            num_output_tokens=0,
-        ),
-        Untraced(),
-        world.services,
-        deadline_s=None,
-        on_failed=lambda: None,
-        beside=beside,
-    )
-    session.start()
+    session = started(world, world.services.config, beside=beside)
     world.services.room.pump()
     reserved = decode_pb2.Reserved(sequence_id=1, num_cached_tokens=32)
     session.on_decode_event(decode_pb2.DecodeEvent(reserved=reserved))

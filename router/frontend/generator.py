@@ -17,7 +17,7 @@ from diptych.telemetry.tracing import Metadata, trace_id
 from diptych.tenant import NOBODY, Tenant
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
-from router.frontend.outcome import telling_outcome
+from router.frontend.outcome import NO_ROOM, telling_outcome
 from router.frontend.quotas import Admitted, Places, Quotas
 from router.frontend.split_answers import split_of
 from router.frontend.validation import recorded_id
@@ -274,17 +274,22 @@ class _Answer:
     ) -> Iterator[Admitted]:
         """Count it as its tenant's; what it did not use of it is given back at the end.
 
-        Raises QuotaExceededError.
+        All of it where there was no room for it, and it has no token. Raises QuotaExceededError.
         """
         admitted = part or quotas.admit(request.tenant, request.num_tokens_at_least)
-        is_ours = False
+        is_ours = has_no_room = False
         try:
             yield admitted
         except Exception as error:
-            is_ours = not isinstance(error, DiptychError) or error.reason not in _CLIENTS_OWN
+            reason = error.reason if isinstance(error, DiptychError) else None
+            is_ours, has_no_room = reason not in _CLIENTS_OWN, reason in NO_ROOM
             raise
         finally:
-            admitted.leave(self._num_used(is_ours=is_ours))
+            num_used = self._num_used(is_ours=is_ours)
+            if has_no_room and not num_used:
+                admitted.withdraw()
+            else:
+                admitted.leave(num_used)
 
     def _num_used(self, *, is_ours: bool) -> int:
         """Tokens that count; none where it failed, and not by the client, before there was a new

@@ -4,12 +4,35 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from diptych.errors import DeadlineExceededError, DiptychError
+from diptych.errors import (
+    BlocksExhaustedError,
+    DeadlineExceededError,
+    DeadlineUnreachableError,
+    DiptychError,
+    NoWorkerError,
+    QueueFullError,
+    QueueTimeoutError,
+    WorkerDrainingError,
+)
 
 # A client tells how long it will wait: its deadline passes before ours by what its request took
 # to come, and it hangs up then.
 _TRIP_S = 0.1
+
+NO_ROOM: Final = frozenset(
+    {
+        BlocksExhaustedError.reason,
+        DeadlineUnreachableError.reason,
+        NoWorkerError.reason,
+        QueueFullError.reason,
+        QueueTimeoutError.reason,
+        WorkerDrainingError.reason,
+    }
+)
+"""Ends of a request with which nothing is wrong, but that the cluster has no room for now: who
+comes again as it is told to is not to pay for each time. What is wrong with itself pays."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from diptych.telemetry import logs
 from diptych.telemetry.tracing import Metadata, trace_id
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
-from router.frontend.outcome import telling_outcome
+from router.frontend.outcome import NO_ROOM, telling_outcome
 from router.frontend.prompt_jobs import Errand, Job, PromptJobs
 from router.frontend.quotas import Admitted, Quotas
 from router.frontend.turns import one_by_one
@@ -197,7 +197,10 @@ class PromptAnswers:
             if calls:
                 usage = calls[0].usage
                 is_taken = usage is not None or outcome in _CLIENTS_OWN
-                calls[0].quota.leave(calls[0].num_reserved if is_taken else 0)
+                if outcome in NO_ROOM and not is_taken:
+                    calls[0].quota.withdraw()
+                else:
+                    calls[0].quota.leave(calls[0].num_reserved if is_taken else 0)
             total_s = time.monotonic() - observer.received_s
             timing = Timing(total_s=total_s, kv_path=KVPath.PREFILL_ONLY)
             observer.ended(outcome, None, usage, None if usage is None else timing)

@@ -205,7 +205,7 @@ class Admitted:
             self._account.tokens.give_back(max(0, num_reserved - num_used_tokens))
 
     def withdraw(self) -> None:
-        """In place of ``leave``: it was never begun, and took nothing."""
+        """In place of ``leave``: it was never begun, or there was no room, and took nothing."""
         self.leave(0)
         if self._account.requests is not None:
             self._account.requests.give_back(1)

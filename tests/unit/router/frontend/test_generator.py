@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +11,17 @@ import pytest
 from opentelemetry.context import Context
 
 from diptych.errors import (
+    BlocksExhaustedError,
     DeadlineExceededError,
+    DeadlineUnreachableError,
+    InvalidRequestError,
     NoWorkerError,
+    QueueFullError,
+    QueueTimeoutError,
     QuotaExceededError,
     SlowClientError,
     StepFailedError,
+    WorkerDrainingError,
 )
 from diptych.sampling_params import SamplingParams
 from diptych.tenant import Limits, Tenant
@@ -120,6 +126,53 @@ async def test_what_was_resumed_was_paid_for_if_nothing_came_of_it(
         answer._session, answer._builder = session, builder(1.0)
         raise StepFailedError("ours")
     assert num_missing(quotas) == pytest.approx(num_counted)
+
+
+@pytest.mark.parametrize(
+    ("error", "placed_s", "num_output", "counts"),
+    [
+        (DeadlineUnreachableError("late", retry_after_s=1.0), None, 0, False),
+        (QueueFullError("full", retry_after_s=1.0), None, 0, False),
+        (QueueTimeoutError("full", retry_after_s=1.0), None, 0, False),
+        (WorkerDrainingError("it shuts down"), None, 0, False),
+        (NoWorkerError("none"), None, 0, False),
+        (BlocksExhaustedError("full"), 1.0, 0, False),
+        (NoWorkerError("lost"), 1.0, 2, True),
+        (InvalidRequestError("wrong", field="f"), None, 0, True),
+        (StepFailedError("ours"), 1.0, 0, True),
+        (asyncio.CancelledError(), None, 0, True),
+    ],
+)
+async def test_who_is_refused_for_want_of_room_has_made_no_request(
+    error: BaseException, placed_s: float | None, num_output: int, *, counts: bool
+) -> None:
+    """So who comes again as told is not locked out; what is wrong with itself counts."""
+    refused: list[str] = []
+    quotas = Quotas(Limits(), lambda: 0.0, refused.append)
+    request = replace(REQUEST, tenant=Tenant("t", Limits(requests_per_minute=1)))
+    observer: Any = Observer()
+    answer = _Answer(SERVICES, observer, lambda: None)
+    session: Any = Session(num_output)
+    answer._session, answer._builder = session, builder(placed_s)
+    with pytest.raises(type(error)), answer.within(quotas, request, None):
+        raise error
+    with suppress(QuotaExceededError):
+        quotas.admit(request.tenant, 1)
+    assert refused == ["requests_per_minute"] * counts
+
+
+async def test_one_whose_tokens_are_beyond_a_quota_is_given_back_once() -> None:
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    tenant = Tenant("t", Limits(requests_per_minute=2, tokens_per_minute=MINUTE_TOKENS))
+    observer: Any = Observer()
+    quotas.admit(tenant, 1).reserve(MINUTE_TOKENS - 1)
+    answer = _Answer(SERVICES, observer, lambda: None)
+    late = answer.within(quotas, replace(REQUEST, tenant=tenant), None)
+    with pytest.raises(QuotaExceededError, match="tokens_per_minute"), late as admitted:
+        admitted.reserve(50)
+    quotas.admit(tenant, 1)
+    with pytest.raises(QuotaExceededError, match="requests_per_minute"):
+        quotas.admit(tenant, 1)
 
 
 def num_missing(quotas: Quotas) -> float:

@@ -286,6 +286,19 @@ async def test_a_tenants_quota_counts_what_was_computed() -> None:
     await rig.score(score("abc", "de"))
 
 
+async def test_a_call_for_which_there_is_no_worker_is_no_request_of_its_tenants() -> None:
+    rig, tenant = Rig(), Tenant("a", Limits(requests_per_minute=1))
+    asked = replace(embed("abc"), tenant=tenant)
+    rig.jobs.error = NoWorkerError("gone")
+    for _ in range(2):
+        with pytest.raises(NoWorkerError):
+            await rig.embed(asked)
+    rig.jobs.error = None
+    await rig.embed(asked)
+    with pytest.raises(QuotaExceededError):
+        await rig.embed(asked)
+
+
 @pytest.mark.parametrize(
     ("classes", "settings", "expected"),
     [

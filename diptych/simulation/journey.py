@@ -64,7 +64,10 @@ class Journey:
         self._was_placed = False  # then it is refused no more
 
     def arrive(self) -> None:
-        """Ask for a place; whoever finds none is judged by what waits before it."""
+        """Ask for a place; whoever finds none is judged by what waits before it.
+
+        And once more when its first token is due, however long it was not asked.
+        """
         snapshot, wait_s = self._router.snapshot(), 0.0
         has_room = snapshot.has_room_for((self.request.payer,))
         if not has_room:
@@ -72,8 +75,11 @@ class Journey:
             wait_s = self._router.room.ahead_s(self._turn()) / num_engines
         if not has_room and self._is_lost(wait_s):
             self._end(DeadlineUnreachableError.reason)
-        else:
-            self._queue(front=False)
+            return
+        self._queue(front=False)
+        within_s = self.request.objectives.ttft_s
+        if within_s is not None:
+            self._agenda.at(self.request.due_s + within_s, self._judge)
 
     def cut_off(self) -> None:
         """Nobody waits for it any more."""
@@ -235,6 +241,14 @@ class Journey:
         else:
             self._router.room.pump_soon()
             self._tick_when_due()
+
+    def _judge(self) -> None:
+        if self.state is not RequestState.QUEUED:
+            return
+        if self._is_lost(0.0):
+            self._end(DeadlineUnreachableError.reason)
+        elif self._agenda.now_s >= self._retry.not_before_s:
+            self._router.room.pump_soon()
 
     def _close(self) -> None:
         attempt, self._attempt = self._attempt, None

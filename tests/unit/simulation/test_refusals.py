@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 from diptych.errors import DeadlineUnreachableError
 from diptych.simulation.cluster import Split, Workers
+from diptych.simulation.journey import UNFINISHED
 from diptych.simulation.measured_steps import DEMO
 from diptych.simulation.outcome import Objective, goodput
-from diptych.simulation.router import Wires
+from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from router.placement.types import Objectives
-from tests.unit.simulation.small import SMALL
+from tests.unit.simulation.small import ROUND, SMALL
 
 GOAL = Objective(1.7, 0.082)
 LONG_S, RATE = 30.0, 6.0
@@ -47,3 +48,20 @@ def test_who_is_refused_makes_room_for_those_that_can_be_in_time() -> None:
 def test_who_foretells_nothing_refuses_nobody() -> None:
     served, refusing = run("least-loaded", may_refuse=False), run("least-loaded", may_refuse=True)
     assert served.outcomes == refusing.outcomes
+
+
+def test_who_is_never_asked_is_judged_when_its_first_token_is_due() -> None:
+    """As the router does: a place that others keep says nothing of when it comes free."""
+    limits = SMALL._replace(num_blocks=64)
+    placing = Placing("predicted", Objectives(0.5), is_guarded=False, may_refuse=True)
+    setup = Setup(
+        Split(num_soft=1),
+        Workers(limits, limits, ROUND),
+        Wires(),
+        RouterLimits(max_concurrent=1),
+        placing,
+        seed=1,
+    )
+    long, waiting = Shape(0.0, 20, 200, ()), Shape(0.1, 20, 10, ())
+    told = Simulation(setup, iter([long, waiting])).run(0.5, 0.5)
+    assert told.refusals == {DeadlineUnreachableError.reason: 1, UNFINISHED: 1}

@@ -20,6 +20,10 @@ address."""
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 
+# What a channel keeps of a call until its peer answers, to make it again where no server looked at
+# it: its connection came of age as it began. gRPC's own 256 KiB let long prompts get lost then.
+_KEPT_BYTES = MAX_MESSAGE_BYTES + 2**16  # with its metadata
+
 _TIMERS = Timers()
 SIZE_OPTIONS: ChannelOptions = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,6 +41,7 @@ def open_channel(
     options: list[tuple[str, int | str]] = [
         *keepalive_options(timers.keepalive_s, timers.keepalive_answer_s),
         *SIZE_OPTIONS,
+        ("grpc.per_rpc_retry_buffer_size", _KEPT_BYTES),
         # how long an attempt to connect may take: a peer on a busy machine answers late
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -308,12 +308,17 @@ def write_port_file(path: Path, ports: Mapping[str, object]) -> None:
 
     Raises ConfigurationError.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
+        if path.is_dir():
+            raise ConfigurationError(f"--port-file: {path}: is a folder: name a file in it")
         partial.write_text(json.dumps(ports))
         partial.replace(path)
     except OSError as error:
-        raise ConfigurationError(f"--port-file: {path}: {error.strerror}") from None
+        with suppress(OSError):
+            partial.unlink()
+        reason = f"{error.strerror}: name a file that can be written"
+        raise ConfigurationError(f"--port-file: {path}: {reason}") from None
 
 
 class _LoopRegistry(CollectorRegistry):

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from diptych.client.credentials import lock_of, metadata_of
-from diptych.client.retries import Retries
+from diptych.client.retries import Retries, WatchRetries
 from diptych.errors import (
     DiptychError,
     InvalidRequestError,
@@ -21,7 +21,7 @@ from diptych.errors import (
 )
 from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
-from diptych.rpc.status import from_rpc_error
+from diptych.rpc.status import from_rpc_error, remote_error
 from diptych.v1 import batches_pb2, batches_pb2_grpc
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -159,21 +159,31 @@ class BatchClient:
         return _state_of(found.batch)
 
     async def watch(self, batch_id: str) -> AsyncGenerator[BatchState, None]:
-        """How far it is, now and when that has changed, until it has ended. Raises DiptychError."""
+        """How far it is, now and when that has changed, until it has ended. Raises DiptychError.
+
+        A watch that breaks off is asked for again: for an hour at most while nothing changes.
+        """
         request = batches_pb2.WatchBatchRequest(id=batch_id)
-        retries = Retries(self._retries, None)
+        retries, told = WatchRetries(self._retries), None
         while True:
             call = self._server.WatchBatch(request, metadata=self._metadata)
             try:
                 async for response in call:
-                    retries.renew()
-                    yield _state_of(response.batch)
+                    state = _state_of(response.batch)
+                    retries.came(is_new=state != told)
+                    if state != told:
+                        told = state
+                        yield state
             except grpc.RpcError as error:
-                await _pause(error, retries)
+                failure = from_rpc_error(error)
             else:
                 return
             finally:
                 call.cancel()
+            pause_s = retries.pause_s(failure)
+            if pause_s is None:
+                raise _lost(batch_id, failure, retries) from None
+            await asyncio.sleep(pause_s)
 
     async def batches(self, limit: int = 20, after: str = "") -> list[BatchState]:
         """Up to ``limit``, the newest first, behind the one of that id. Raises DiptychError."""
@@ -225,6 +235,17 @@ async def _pause(error: grpc.RpcError, retries: Retries) -> None:
     if pause_s is None:
         raise failure from None
     await asyncio.sleep(pause_s)
+
+
+def _lost(batch_id: str, failure: DiptychError, retries: WatchRetries) -> DiptychError:
+    """What ends a watch: that it could not go on, or nothing changed while it broke off."""
+    if not retries.is_still_for_good:
+        return failure
+    reason = (
+        f"{batch_id}: its watch broke off {retries.num_still} times in {retries.still_s:.0f} s, "
+        f"in which the batch did not change, the last time with: {failure.message}"
+    )
+    return remote_error(failure.code, failure.reason, reason)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from diptych.errors import DiptychError, TransferInterruptedError
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
 _MAX_HINT_S = 30.0  # who is told to wait for longer decides that itself
+_MAX_STILL_PAUSE_S = 30.0
+_MAX_STILL_S = 3600.0
 
 
 def may_heal(error: DiptychError) -> bool:
@@ -69,3 +71,54 @@ class Retries:
             return None
         self._num_failed += 1
         return pause_s
+
+
+class WatchRetries:
+    """The calls of one watch, each of which says first how things are. Owned by who makes them.
+
+    What a call brings proves that its server is there, and nothing more: only what is new lets
+    the next pause be short again.
+    """
+
+    def __init__(
+        self,
+        max_retries: int,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """``max_retries`` bounds those in a row that bring nothing; ``draw`` gives 0 to 1.
+
+        Those that bring nothing new end an hour after the first of them failed.
+        """
+        self._silent = Retries(max_retries, None, clock, draw)
+        self._clock = clock
+        self._draw = draw
+        self.num_still = 0  # calls that failed since there was something new
+        self._still_since_s = 0.0
+
+    @property
+    def still_s(self) -> float:
+        """Since the first call failed of those that brought nothing new."""
+        return self._clock() - self._still_since_s if self.num_still else 0.0
+
+    @property
+    def is_still_for_good(self) -> bool:
+        """Whether there was nothing new for so long that no further call is made."""
+        return self.still_s >= _MAX_STILL_S
+
+    def came(self, *, is_new: bool) -> None:
+        """A call brought something."""
+        self._silent.renew()
+        if is_new:
+            self.num_still = 0
+
+    def pause_s(self, error: DiptychError) -> float | None:
+        """How long to wait before the next call, s; None: there is none."""
+        pause_s = self._silent.pause_s(error)
+        if self.num_still == 0:
+            self._still_since_s = self._clock()
+        longest_s = min(_FIRST_PAUSE_S * 2.0 ** min(self.num_still, 30), _MAX_STILL_PAUSE_S)
+        self.num_still += 1
+        if pause_s is None or self.is_still_for_good:
+            return None
+        return max(pause_s, longest_s * (1 + self._draw()) / 2)

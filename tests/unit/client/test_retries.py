@@ -3,8 +3,14 @@
 import grpc
 import pytest
 
-from diptych.client.retries import Retries
-from diptych.errors import DiptychError, ModelChangedError, NoWorkerError, QueueFullError
+from diptych.client.retries import Retries, WatchRetries
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    ModelChangedError,
+    NoWorkerError,
+    QueueFullError,
+)
 from diptych.rpc.status import remote_error
 
 LOST = remote_error(grpc.StatusCode.UNAVAILABLE, "", "Socket closed")
@@ -80,3 +86,44 @@ def test_what_does_not_heal_is_not_tried_again(code: grpc.StatusCode, reason: st
 
 def test_an_answer_that_began_with_other_weights_is_not_tried_again() -> None:
     assert pauses(ModelChangedError("x"), 1.0)[0] is None
+
+
+def test_a_watch_that_is_told_nothing_new_is_asked_for_ever_more_seldom_and_not_for_ever() -> None:
+    clock = Clock()
+    retries = WatchRetries(5, clock, lambda: 1.0)
+    waited: list[float] = []
+    retries.came(is_new=True)
+    clock.now_s += 50_000  # a batch may wait for long where nothing breaks
+    while (pause_s := retries.pause_s(LOST)) is not None:
+        waited.append(pause_s)
+        clock.now_s += pause_s
+        retries.came(is_new=False)
+    assert waited[:10] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0]
+    assert set(waited[10:]) == {30.0}
+    assert 3600 <= sum(waited) < 3630
+    assert retries.is_still_for_good
+
+
+def test_a_watch_that_is_told_something_new_goes_on() -> None:
+    clock = Clock()
+    retries = WatchRetries(1, clock, lambda: 1.0)
+    for _ in range(20):
+        retries.came(is_new=True)
+        assert retries.pause_s(LOST) == 0.1
+        clock.now_s += 3000
+        retries.came(is_new=False)
+        assert retries.pause_s(LOST) == 0.2
+        assert not retries.is_still_for_good
+        clock.now_s += 3000
+
+
+def test_a_watch_that_is_told_nothing_at_all_has_the_tries_of_any_call() -> None:
+    retries = WatchRetries(2, Clock(), lambda: 1.0)
+    for _ in range(2):
+        retries.came(is_new=False)
+        assert retries.pause_s(LOST) is not None
+        assert retries.pause_s(LOST) is not None
+        assert retries.pause_s(LOST) is None
+    assert not retries.is_still_for_good
+    retries.came(is_new=True)
+    assert retries.pause_s(InvalidRequestError("wrong", field="id")) is None

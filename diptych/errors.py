@@ -94,6 +94,13 @@ class StorageFullError(DiptychError):
     reason = "STORAGE_FULL"
 
 
+class DiskFullError(DiptychError):
+    """There is no room where the server stores things, whoever asks. Its operator makes some."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "DISK_FULL"
+
+
 class BatchNotOpenError(DiptychError):
     """The batch has ended, or all its lines have: too late to cancel it."""
 

@@ -1,7 +1,9 @@
 """``/v1/files``: uploads in bounds, lists, contents."""
 
 import asyncio
+import errno
 import logging
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Final
@@ -17,7 +19,7 @@ from batch_server.desk.files import CHUNK_BYTES, PURPOSE, FileDesk
 from batch_server.http.asked import read_ascending, read_limit, refuse_browsers, tenant_of
 from batch_server.http.forms import file_form, list_form
 from batch_server.records import StoredFile
-from diptych.errors import InvalidRequestError, SlowClientError
+from diptych.errors import DiskFullError, InvalidRequestError, SlowClientError
 from router.frontend.http.errors import RefusedError
 from router.frontend.http.exchange import CONNECTION, Connection
 
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 _FORM_BYTES: Final = 2**16  # of an upload, beside the file
 _MAX_FIELDS: Final = 16
 _MOST_LISTED: Final = 10_000
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _JSON_LINES: Final = "application/jsonl"
 
 
@@ -91,6 +94,12 @@ class FileAnswers:
         except UnicodeError:
             reason = "is no form: its charset cannot be read"
             raise InvalidRequestError(reason, field="body") from None
+        except OSError as error:  # what came is on disk before it is stored
+            if error.errno not in _NO_ROOM:
+                raise
+            logger.error("no room for temporary files", extra={"folder": tempfile.gettempdir()})
+            reason = "the disk of the server's temporary files is full: its operator has to "
+            raise DiskFullError(f"{reason}make room, or to set TMPDIR") from None
         try:
             file = _read_form(form)
             stored = await self._files.store(

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,11 @@ from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from batch_server.store.tables import METADATA
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, DiskFullError
 from diptych.process import StuckThreadError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _PG_SETTINGS: Final = (
     "tcp_user_timeout = 30000",
 )
 _RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
+_PG_DISK_FULL: Final = "53100"
 _BUSY_MS: Final = 5000
 _CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -108,7 +110,10 @@ class Database:
     async def call(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """What ``work`` returns, once it is stored; where it raises nothing is."""
+        """What ``work`` returns, once it is stored; where it raises nothing is.
+
+        Raises DiskFullError.
+        """
         try:
             return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
         except ConfigurationError:  # the connection had broken, and with it the lock
@@ -126,8 +131,15 @@ class Database:
     def _transact(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        with self._engine.begin() as connection:
-            return work(connection, *args, **kwargs)
+        try:
+            with self._engine.begin() as connection:
+                return work(connection, *args, **kwargs)
+        except DBAPIError as error:
+            if not _is_full(error):
+                raise
+            logger.error("the disk of the database is full", extra={"database": repr(self._url)})
+            reason = "the disk of the server's database is full: its operator has to make room"
+            raise DiskFullError(reason) from None
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
@@ -188,6 +200,13 @@ def _read_url(given: str) -> URL:
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
     return url
+
+
+def _is_full(error: DBAPIError) -> bool:
+    """Whether it says that there is no room on its disk, whichever database it is of."""
+    if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return True
+    return getattr(error.orig, "sqlstate", None) == _PG_DISK_FULL
 
 
 def _lively(url: URL) -> dict[str, object]:

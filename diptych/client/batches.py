@@ -15,6 +15,7 @@ from diptych.client.credentials import lock_of, metadata_of
 from diptych.client.retries import Retries, WatchRetries
 from diptych.errors import (
     DiptychError,
+    DiskFullError,
     InvalidRequestError,
     QueueFullError,
     StorageFullError,
@@ -29,7 +30,7 @@ DEFAULT_WINDOW: Final = "24h"
 RETRIES: Final = 5
 _TIMEOUT_S: Final = 60.0
 _PIECE_BYTES: Final = 2**18
-_REFUSALS: Final = (InvalidRequestError, QueueFullError, StorageFullError)
+_REFUSALS: Final = (InvalidRequestError, QueueFullError, StorageFullError, DiskFullError)
 NO_METADATA: Final[Mapping[str, str]] = {}
 
 _Response = TypeVar("_Response", bound=Message)

@@ -34,7 +34,7 @@ class BatchesStub:
     Errors carry google.rpc.ErrorInfo with a reason, and the field in its metadata where there is
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
-    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo) or STORAGE_FULL, ABORTED/CLIENT_TOO_SLOW,
+    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
     UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """
@@ -83,7 +83,7 @@ class BatchesAsyncStub(BatchesStub):
     Errors carry google.rpc.ErrorInfo with a reason, and the field in its metadata where there is
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
-    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo) or STORAGE_FULL, ABORTED/CLIENT_TOO_SLOW,
+    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
     UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """
@@ -128,7 +128,7 @@ class BatchesServicer(metaclass=_abc_1.ABCMeta):
     Errors carry google.rpc.ErrorInfo with a reason, and the field in its metadata where there is
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
-    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo) or STORAGE_FULL, ABORTED/CLIENT_TOO_SLOW,
+    RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
     UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """

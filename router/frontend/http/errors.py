@@ -21,6 +21,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "BATCH_NOT_OPEN": 409,
     "FILE_TOO_LARGE": 413,
     "STORAGE_FULL": 413,
+    "DISK_FULL": 507,
     "NOT_SERVED": 501,
     "KV_BLOCKS_EXHAUSTED": 429,
     "QUEUE_FULL": 429,
@@ -52,6 +53,7 @@ _TYPES: Final[Mapping[int, str]] = {
     500: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
+    507: "server_error",
 }
 
 

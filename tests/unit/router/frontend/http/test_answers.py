@@ -438,6 +438,7 @@ OTHER_STATUSES = {  # where HTTP says more than gRPC's codes do
     "BATCH_NOT_OPEN": 409,
     "FILE_TOO_LARGE": 413,
     "STORAGE_FULL": 413,
+    "DISK_FULL": 507,
     "KV_TRANSFER_INTERRUPTED": 503,
     "MODEL_CHANGED": 503,
     "LEASE_EXPIRED": 503,

@@ -6,6 +6,7 @@ is silently ignored). It does not prove that the event loop or the engine behind
 it is alive: heartbeats do.
 """
 
+from ipaddress import ip_address
 from typing import TypeAlias
 
 import grpc
@@ -24,6 +25,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 # it: its connection came of age as it began. gRPC's own 256 KiB let long prompts get lost then.
 _KEPT_BYTES = MAX_MESSAGE_BYTES + 2**16  # with its metadata
 
+_SCHEMES = ("dns:", "ipv4:", "ipv6:")
+
 _TIMERS = Timers()
 SIZE_OPTIONS: ChannelOptions = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -36,7 +39,9 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Open a channel to a peer process of the cluster. The caller closes it.
 
-    ``by_proxy``: by the one that the environment names (``http_proxy``), as clients may have to.
+    ``by_proxy``: by the one that the environment names (``http_proxy``), as clients may have to,
+    where neither ``no_proxy`` has the address nor it is this machine's own: a proxy would look
+    for that on its own machine.
     """
     options: list[tuple[str, int | str]] = [
         *keepalive_options(timers.keepalive_s, timers.keepalive_answer_s),
@@ -49,7 +54,7 @@ def open_channel(
         # a peer that comes back may have another address under its name
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", int(by_proxy)),
+        ("grpc.enable_http_proxy", int(by_proxy and not is_loopback(address))),
     ]
     if lock is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -57,6 +62,22 @@ def open_channel(
     if name:
         options.append(("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what gRPC would connect to, host:port, is this machine's own by its name."""
+    target = address
+    for scheme in _SCHEMES:
+        target = target.removeprefix(scheme)
+    target = target.rpartition("/")[2]  # behind an authority
+    if target.startswith("["):
+        host = target[1:].partition("]")[0]
+    else:
+        host = target if target.count(":") > 1 else target.partition(":")[0]
+    try:
+        return host.lower() == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def keepalive_options(interval_s: float, answer_s: float) -> ChannelOptions:

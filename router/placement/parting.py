@@ -22,6 +22,10 @@ _STICKY: Final = 0.75  # workers: a change that is smaller is none
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.72
 _STICKY_SHARE: Final = 0.15
+# Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
+# a few one more or less is much, and a step's constant is shared by few.
+_LEAST_ROWS: Final = 4.0
+_LEAST_ROWS_APART: Final = 3.0
 
 
 class Mix(NamedTuple):
@@ -47,13 +51,19 @@ class Mix(NamedTuple):
 
     def answer_s(self, cost: StepCost, max_num_seqs: int, tpot_s: float) -> float:
         """What one takes of a worker that decodes as many at a time as nine of ten keep pace."""
+        num_rows = self.num_rows(cost, max_num_seqs, tpot_s)
+        return self.num_output_tokens * (cost.fixed_s / num_rows + self._row_s(cost))
+
+    def num_rows(self, cost: StepCost, max_num_seqs: int, tpot_s: float) -> float:
+        """Answers at a time of which nine of ten keep that pace, one at the least."""
+        row_s = self._row_s(cost)
+        if row_s <= 0.0:
+            return float(max_num_seqs)
+        return max(1.0, min(max_num_seqs, (tpot_s / cost.upper_ratio - cost.fixed_s) / row_s))
+
+    def _row_s(self, cost: StepCost) -> float:
         num_context = self.num_tokens + self.num_output_tokens / 2
-        row_s = cost.row_s + num_context * cost.context_token_s
-        num_rows = float(max_num_seqs)
-        if row_s > 0.0:
-            num_rows = min(num_rows, (tpot_s / cost.upper_ratio - cost.fixed_s) / row_s)
-        num_rows = max(1.0, num_rows)
-        return self.num_output_tokens * (cost.fixed_s / num_rows + row_s)
+        return cost.row_s + num_context * cost.context_token_s
 
 
 class Parts(NamedTuple):
@@ -146,11 +156,22 @@ class Parting:
         return min(max(wanted, least), most)
 
     def _two_had_best_part(self, snapshot: Snapshot) -> bool:
-        share, more = self._share(snapshot), _STICKY_SHARE * self._are_two_apart
+        share, were_apart = self._share(snapshot), self._are_two_apart
+        more = _STICKY_SHARE * were_apart
+        least_rows = _LEAST_ROWS_APART if were_apart else _LEAST_ROWS
         self._are_two_apart = (
-            share is not None and _LEAST_SHARE - more <= share <= _MOST_SHARE + more
+            share is not None
+            and _LEAST_SHARE - more <= share <= _MOST_SHARE + more
+            and self._num_rows(snapshot) >= least_rows
         )
         return self._are_two_apart
+
+    def _num_rows(self, snapshot: Snapshot) -> float:
+        """Answers as of late, at a time on one worker; 0: not known."""
+        engine, max_num_seqs = _engine(snapshot)
+        if engine is None or self._tpot_s is None:
+            return 0.0
+        return self._mix.num_rows(engine.model.decode, max_num_seqs, self._tpot_s)
 
     def _share(self, snapshot: Snapshot) -> float | None:
         """Of all that requests as of late take of workers, what prompts do; None: not known."""

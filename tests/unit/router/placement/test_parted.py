@@ -77,6 +77,27 @@ def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None
     assert isinstance(policy.place(between, snapshot), Paired)
 
 
+def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() -> None:
+    """The tighter the pace the fewer: fewer than three undo it, and it takes four to begin with."""
+    snapshot = soft()
+
+    def are_apart(parting: Parting, *paces_s: float) -> bool:
+        whole: Snapshot | None = snapshot
+        for pace_s in paces_s:
+            usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, pace_s))
+            for _ in range(400):
+                parting.learn(usual, 300, 2)
+            whole = parting.together(snapshot)
+        return whole is None
+
+    eight_s, three_s, two_s = 0.1, 0.07, 0.062
+    assert are_apart(Parting(), eight_s)
+    assert not are_apart(Parting(), three_s)
+    assert are_apart(Parting(), eight_s, three_s)
+    assert not are_apart(Parting(), eight_s, two_s)
+    assert not are_apart(Parting(), eight_s, two_s, three_s)
+
+
 def parted(usual: Query = QUERY_OF_PACE) -> Predicted:
     """One that has seen such requests."""
     policy = made()

@@ -190,6 +190,7 @@ class StepEngine:
             num_sat_out=scheduler.num_sat_out,
             work=scheduler.work,
             giving_way=scheduler.giving_way(),
+            paced=tuple(self._pacer.paced(self._clock())),
         )
 
     def abandon(self) -> None:

@@ -12,6 +12,7 @@ from diptych.engine.scheduling.block_pool import BlockCounts
 from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.paced import Paced
 from diptych.step_model import StepModel, StepWork
 
 # Told of each step when it is over, though the next one may be at work; may call the engine.
@@ -47,6 +48,7 @@ class EngineLoad(NamedTuple):
     num_set_aside: int = 0  # times that one of those lost its place to another, and no blocks
     num_sat_out: int = 0  # steps of others that one of those sat out, while it decoded
     giving_way: GivingWay = GivingWay()  # of those that run or wait
+    paced: tuple[Paced, ...] = ()  # of those that decode, who asked for a pace
 
 
 class Engine(Protocol):

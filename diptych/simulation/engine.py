@@ -30,6 +30,7 @@ from diptych.engine.scheduling.step import (
 from diptych.engine.scheduling.step_learner import work_of
 from diptych.engine.scheduling.step_timing import StepTiming, fade
 from diptych.engine.scheduling.yielding import ShortSteps
+from diptych.paced import Paced
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.gaps import Gaps
 from diptych.step_model import StepCost, StepModel, StepWork
@@ -211,6 +212,11 @@ class SimulatedEngine:
     def told_model(self) -> StepModel:
         """What a worker with this engine says that its steps take."""
         return self._told_model if self._agenda.now_s < self._told_until_s else self.model
+
+    def paced(self) -> list[Paced]:
+        """How far those are that decode and asked for a pace."""
+        self._settle()
+        return self._pacer.paced(self._agenda.now_s)
 
     def load(self) -> StepWork:
         """What is to be computed now."""

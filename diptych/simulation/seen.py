@@ -7,6 +7,7 @@ load is what the worker told less the router's own then, plus its own now.
 from collections.abc import Callable
 
 from diptych.block_needs import ShippedBytes
+from diptych.paced import Paced, tightest
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
 from router.placement.forecast import computes_none_s
@@ -25,6 +26,8 @@ class Told:
         """As of now."""
         work, counts = engine.load(), engine.pool.counts()
         self.work: StepWork = work
+        paced, alone_s = engine.paced(), engine.told_model.decode.expected_s(StepWork(1))
+        self.num_paced, self.paced = len(paced), tuple(tightest(paced, alone_s))
         self.num_available_blocks = counts.free + counts.cached
         self.num_blocks = engine.pool.num_blocks
         scheduler = engine.scheduler
@@ -39,12 +42,19 @@ class Told:
         self.max_model_len = engine.limits.max_model_len
         self.local_prefill = engine.limits.local_prefill
 
-    def engine_view(self, num_departed_tokens: int, num_computed_tokens: int = 0) -> EngineView:
+    def engine_view(
+        self,
+        num_departed_tokens: int,
+        num_computed_tokens: int = 0,
+        paced: tuple[Paced, ...] = (),
+    ) -> EngineView:
         """With what the router sent since, and what it heard of that is done."""
         return EngineView(
             model=self.model,
             max_batched_tokens=self.max_batched_tokens,
             work=self.work,
+            num_paced=self.num_paced,
+            paced=paced,
             num_departed_tokens=num_departed_tokens,
             num_computed_tokens=num_computed_tokens,
             prefill_age_s=self.prefill_age_s,
@@ -208,5 +218,5 @@ class DecodeSeen:
             prefill_time_ratio=0.0 if beside is None else told.prefill_time_ratio,
             shipped=self._shipped,
             bytes_per_s=self._sources,
-            engine=told.engine_view(self.num_sent_tokens + num_leased, num_computed),
+            engine=told.engine_view(self.num_sent_tokens + num_leased, num_computed, told.paced),
         )

@@ -78,7 +78,7 @@ class WatchRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version", "step_model", "max_batched_tokens", "num_pending_attention_pairs", "num_decoding", "num_context_tokens", "zone", "nvlink_domain", "roles", "able_roles", "prefill_time_ratio", "num_giving_way", "num_giving_way_blocks", "prefill_age_s", "num_reserved")
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version", "step_model", "max_batched_tokens", "num_pending_attention_pairs", "num_decoding", "num_context_tokens", "zone", "nvlink_domain", "roles", "able_roles", "prefill_time_ratio", "num_giving_way", "num_giving_way_blocks", "prefill_age_s", "num_reserved", "num_paced", "tightest_paced")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,8 @@ class WorkerState(_message.Message):
     NUM_GIVING_WAY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PACED_FIELD_NUMBER: _ClassVar[int]
+    TIGHTEST_PACED_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     role: WorkerRole
     state: ServingState
@@ -147,7 +149,21 @@ class WorkerState(_message.Message):
     num_giving_way_blocks: int
     prefill_age_s: float
     num_reserved: int
-    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., zone: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., able_roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., prefill_time_ratio: _Optional[float] = ..., num_giving_way: _Optional[int] = ..., num_giving_way_blocks: _Optional[int] = ..., prefill_age_s: _Optional[float] = ..., num_reserved: _Optional[int] = ...) -> None: ...
+    num_paced: int
+    tightest_paced: _containers.RepeatedCompositeFieldContainer[PacedSequence]
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., zone: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., able_roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., prefill_time_ratio: _Optional[float] = ..., num_giving_way: _Optional[int] = ..., num_giving_way_blocks: _Optional[int] = ..., prefill_age_s: _Optional[float] = ..., num_reserved: _Optional[int] = ..., num_paced: _Optional[int] = ..., tightest_paced: _Optional[_Iterable[_Union[PacedSequence, _Mapping]]] = ...) -> None: ...
+
+class PacedSequence(_message.Message):
+    __slots__ = ("tpot_s", "decoding_s", "num_drawn", "num_more")
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    DECODING_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAWN_FIELD_NUMBER: _ClassVar[int]
+    NUM_MORE_FIELD_NUMBER: _ClassVar[int]
+    tpot_s: float
+    decoding_s: float
+    num_drawn: int
+    num_more: int
+    def __init__(self, tpot_s: _Optional[float] = ..., decoding_s: _Optional[float] = ..., num_drawn: _Optional[int] = ..., num_more: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
     __slots__ = ("decode", "prefill")

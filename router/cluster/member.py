@@ -5,6 +5,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from diptych.block_needs import ShippedBytes
+from diptych.paced import Paced, from_proto
 from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
@@ -155,6 +156,7 @@ class DecodeMember:
         self.beside: PrefillMember | None = None  # the same worker, as one that computes prompts
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
+        self._paced: tuple[Paced, ...] = ()  # as it told
         self.own_pairs: Sequence[int] = ()  # where, among those it told, pairs of this router are
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
@@ -169,6 +171,7 @@ class DecodeMember:
             published = state.num_running + state.num_waiting + state.num_reserved
             self._num_others = max(0, published - self.link.num_sequences)
             self.link.local_prompts.told()
+        self._paced = () if state is None else from_proto(state.tightest_paced)
         return self.refresh()
 
     def loaded(self) -> bool:
@@ -235,6 +238,7 @@ class DecodeMember:
                     self.watch,
                     self.num_sent_tokens + self._num_leased_tokens,
                     0 if self.beside is None else self.beside.num_computed_tokens,
+                    self._paced,
                 ),
             )
         return self._view
@@ -270,7 +274,10 @@ def _place(state: worker_pb2.WorkerState) -> Place:
 
 
 def _engine(
-    watch: WorkerWatch, num_departed_tokens: int, num_computed_tokens: int = 0
+    watch: WorkerWatch,
+    num_departed_tokens: int,
+    num_computed_tokens: int = 0,
+    paced: tuple[Paced, ...] = (),
 ) -> EngineView | None:
     state = watch.state
     if state is None or not state.HasField("step_model"):
@@ -286,6 +293,8 @@ def _engine(
         ),
         num_departed_tokens=num_departed_tokens,
         num_computed_tokens=num_computed_tokens,
+        num_paced=state.num_paced,
+        paced=paced,
         prefill_age_s=_prefill_age_s(state),
         heard_s=watch.heard_s,
     )

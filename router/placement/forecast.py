@@ -28,6 +28,17 @@ class Span(NamedTuple):
         """The same with so much more in any case."""
         return Span(self.expected_s + more_s, self.upper_s + more_s)
 
+    def towards(self, other: "Span", part: float) -> "Span":
+        """For that part of the time the other, and this before or after."""
+        return Span(
+            self.expected_s + part * (other.expected_s - self.expected_s),
+            self.upper_s + part * (other.upper_s - self.upper_s),
+        )
+
+    def surely_within(self, within_s: float) -> bool:
+        """Whether it is so much less that all but one of two hundred are."""
+        return within_s * self.expected_s > self.upper_s * self.upper_s
+
     def miss_ratio(self, within_s: float) -> float:
         """How likely it takes longer, if its logarithm is spread evenly around what is expected."""
         if within_s <= 0.0:
@@ -86,6 +97,23 @@ def computes_none_s(engine: EngineView | None) -> float:
     if engine is None or engine.prefill_age_s is None or not engine.model.prefill.is_known:
         return 0.0
     return 0.5 * max(0.0, _running(engine, engine.heard_s).left_s)
+
+
+def queued_stall_s(view: DecodeView, step_s: float) -> float:
+    """What each sequence has yet to lose to prompts that are there, from when the worker told on.
+
+    ``step_s``: what a token takes it without them; it has one with each of their steps.
+    """
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+        return 0.0
+    queued = _prompts(engine.work).plus(_sent_since(engine, StepWork()))
+    if not queued.num_prefill_tokens:
+        return 0.0
+    total_s, num_steps = _steps_s(engine, queued)
+    is_at_them = engine.work.num_prefill_tokens and engine.prefill_age_s is not None
+    over_s = max(0.0, engine.prefill_age_s or 0.0) if is_at_them else 0.0
+    return max(0.0, total_s - num_steps * step_s - over_s)
 
 
 class Queue(NamedTuple):

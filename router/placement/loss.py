@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, Queue, Span
+from router.placement.told_paces import NOTHING_TOLD, ToldPaces
 from router.placement.types import Objectives
 
 _PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
@@ -46,6 +47,7 @@ class Bystanders(NamedTuple):
     pace: DecodeForecast  # after: with all that the request is there
     stalled_s: float = 0.0  # that each loses to the computing of its prompt
     promised: Promised = NOTHING_PROMISED
+    told: ToldPaces = NOTHING_TOLD
 
     def toll(self, tpot_s: float | None, num_output_tokens: int) -> Toll:
         """What a request with that pace and so long an answer costs them."""
@@ -56,19 +58,28 @@ class Bystanders(NamedTuple):
     def _missed(self, tpot_s: float | None, num_output_tokens: int) -> Missed:
         """Objectives that they miss because of it.
 
-        They have the pace that this router promised them; of those of other routers nothing is
-        known, so they are taken to have the request's, but they bar nobody.
+        Of those that decode the worker tells how far they are, whosever they are. Others have the
+        pace that this router promised them; of those of other routers nothing is known, so they
+        are taken to have the request's, but they bar nobody.
         """
         promised, others, barring = self.promised, 0.0, 0.0
+        num_untold = max(0, self.pace.num_rows - self.told.num_rows)
         if tpot_s is not None:
-            num_strangers = max(0, self.pace.num_rows - promised.num_placed)
+            num_strangers = max(0, num_untold - promised.num_placed)
             others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
-        for num_tokens, num in self._lengths():
+        part = min(1.0, num_untold / (promised.num_placed or 1)) if self.told.num_rows else 1.0
+        for num_tokens, num in self._lengths() if part else ():
             length = num_tokens or num_output_tokens
-            others += num * self._more_missed(promised.tightest_s, length)
+            others += part * num * self._more_missed(promised.tightest_s, length)
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
-                barring += num * self._more_missed(wide_s, length)
+                barring += part * num * self._more_missed(wide_s, length)
+        for one in self.told.paced:
+            missed = self.told.more_missed(one, one.tpot_s, self.stalled_s, num_output_tokens)
+            others += missed
+            if tpot_s is not None and missed:
+                wide_s = max(tpot_s, one.tpot_s)
+                barring += self.told.more_missed(one, wide_s, self.stalled_s, num_output_tokens)
         return Missed(others, barring)
 
     def _lengths(self) -> Sequence[tuple[int, int]]:

@@ -42,6 +42,7 @@ from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
+from router.placement.told_paces import told_paces
 from router.placement.too_late import too_late
 from router.placement.trials import Trials
 from router.placement.types import (
@@ -341,10 +342,13 @@ class Predicted:
             beside = decoding.get(view.worker)
             running = None if beside is None else of_decode(beside, query.num_tokens)
             toll, against = NO_TOLL, 0.0
-            if running is not None:
+            if beside is not None and running is not None:
+                stalled_s = _stalled_s(computed, running)
                 there = running._replace(after=running.before)
-                stalled_s, promised = _stalled_s(computed, running), self._promises.on(view.worker)
-                toll = _toll(query, Bystanders(there, stalled_s, promised))
+                told = told_paces(beside, running, query.num_tokens)
+                told = told._replace(after=told.before)
+                promised = self._promises.on(view.worker)
+                toll = _toll(query, Bystanders(there, stalled_s, promised, told))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead.expected_s)
             sources.append(_Source(view, first, _late_ratio(query, first), toll, against))
@@ -353,7 +357,9 @@ class Predicted:
     def _target(
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
     ) -> _Target:
-        toll = _toll(query, Bystanders(pace, promised=self._promises.on(view.worker)))
+        promised = self._promises.on(view.worker)
+        told = told_paces(view, pace, query.num_tokens)
+        toll = _toll(query, Bystanders(pace, 0.0, promised, told))
         num_missing = self._plain.num_missing(query, view.worker)
         step_s = pace.before.expected_s if pace.num_rows else 0.0
         is_astray = view.worker in parts.computing
@@ -400,7 +406,8 @@ class Predicted:
             return None
         first = computed.first_token.later(self._overhead.expected_s)
         promised = self._promises.on(view.worker)
-        toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
+        told = told_paces(view, pace, query.num_tokens)
+        toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised, told))
         come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
         is_astray = view.worker in parts.computing
         kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0

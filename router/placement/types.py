@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from diptych.block_needs import NOTHING_SHIPPED, ShippedBytes
+from diptych.paced import Paced
 from diptych.step_model import StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
@@ -37,6 +38,8 @@ class EngineView:
     model: StepModel
     max_batched_tokens: int  # of one step; 0: it does not say
     work: StepWork  # that it has; a token for each sequence that decodes
+    num_paced: int = 0  # of those that decode, who was promised a pace; of an older worker 0
+    paced: tuple[Paced, ...] = ()  # of these the tightest that can keep it
     num_departed_tokens: int = 0  # of this router's prompts, that were sent since
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch

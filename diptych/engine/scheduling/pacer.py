@@ -21,7 +21,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
+from diptych.paced import Paced
 from diptych.step_model import StepModel, StepWork
 
 LENT: Final = 0.75  # of what a sequence will gain, as answers may end sooner than expected
@@ -111,6 +112,19 @@ class Pacer:
         if size == 0 and self._num_held >= _MOST_HELD:
             size = self._sizes[-1]
         return self._answer(size)
+
+    def paced(self, now_s: float) -> list[Paced]:
+        """How far those are that decode and asked for a pace."""
+        return [
+            Paced.expected(
+                seq.tpot_s,
+                max(0.0, now_s - began.at_s),
+                max(0, seq.num_tokens - began.num_tokens),
+                seq.num_expected_tokens,
+            )
+            for seq, began in self._began.items()
+            if seq.tpot_s and seq.state is not SequenceState.FINISHED
+        ]
 
     def count_step(self) -> None:
         """A step was decided by the last answer."""

@@ -103,6 +103,25 @@ async def test_runs_to_the_end_and_sleeps() -> None:
     assert model.decode.expected_s(StepWork(1, 22)) == pytest.approx(0.5, rel=0.2)
 
 
+async def test_it_tells_how_far_those_are_that_asked_for_a_pace() -> None:
+    now_s = 10.0
+    rig = Rig(clock=lambda: now_s)
+    asking, other = rig.start(4, max_tokens=40, tpot_s=0.05), rig.start(5, max_tokens=40)
+    async with rig.running():
+        while asking.num_output_tokens < 3:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        rig.runner.gate.clear()
+        now_s = 10.25
+        (paced,) = rig.engine.load().paced
+        assert paced[:2] == (0.05, 0.25)
+        assert paced.num_drawn == asking.num_output_tokens - 1
+        rig.engine.release(asking)
+        assert rig.engine.load().paced == ()
+        rig.engine.release(other)
+        rig.runner.gate.set()
+
+
 async def test_where_others_came_prompts_that_yield_get_short_steps() -> None:
     rig = Rig()
     async with rig.running():

@@ -6,11 +6,13 @@ import pytest
 
 from diptych.block_needs import ShippedBytes
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.paced import tightest, to_proto
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import Noise, SimulatedEngine
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
+from diptych.step_model import StepWork
 from diptych.v1 import common_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
@@ -64,6 +66,7 @@ class Mirrored:
         age_s = engine.prefill_age_s
         age = {} if age_s is None else {"prefill_age_s": age_s}
         work, scheduler = engine.load(), engine.scheduler
+        alone_s = VARIED.decode.expected_s(StepWork(1))
         self.world.says(
             address,
             max_model_len=SMALL.max_model_len,
@@ -83,6 +86,8 @@ class Mirrored:
             num_pending_attention_pairs=work.num_attention_pairs,
             num_decoding=work.num_decode_rows,
             num_context_tokens=work.num_context_tokens,
+            num_paced=len(engine.paced()),
+            tightest_paced=to_proto(tightest(engine.paced(), alone_s)),
             **age,
             **self._roles(address),
         )
@@ -137,6 +142,8 @@ class Mirrored:
             num_prompt_tokens=num_tokens,
             sampling=SamplingParams(temperature=0.0, max_tokens=40),
             prefill_only=prefill_only,
+            tpot_s=0.0 if prefill_only else 0.5,
+            num_expected_tokens=30,
         )
 
 
@@ -211,6 +218,7 @@ def test_views_are_those_of_the_real_members(mirrored: Mirrored) -> None:
     assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
     engines = [view.engine for view in ours.prefill] + [view.engine for view in ours.decode]
     assert any(engine and engine.prefill_age_s is not None for engine in engines)
+    assert any(view.engine and view.engine.paced for view in ours.decode)
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "predicted"])

@@ -11,6 +11,7 @@ from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate
 from diptych.errors import ConfigurationError
+from diptych.paced import Paced, from_proto
 from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import common_pb2, prefill_pb2, worker_pb2
 from diptych.worker.engine_parts import EngineParts
@@ -20,6 +21,8 @@ from prefill_worker.lease_session import LeasePhase, LeaseSession
 from tests.device_memory import DeviceMemory
 
 BLOCK_SIZE, BLOCK_BYTES, NUM_BLOCKS = 4, 64, 8
+PACED = Paced(0.05, 1.0, 10, 20), Paced(0.05, 1.6, 20, 30)  # 25 and 30 ms for each token to come
+LOST = Paced(0.05, 2.8, 20, 40)  # 5 ms, where a step takes 31
 
 
 class OtherEngine:
@@ -92,7 +95,8 @@ class OtherEngine:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
         num_waiting, giving_way = len(self._waiting), GivingWay(2, 7)
-        return EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
+        load = EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
+        return load._replace(paced=(PACED[1], LOST, PACED[0]))
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None
@@ -126,6 +130,8 @@ def test_watch_tells_of_any_engine() -> None:
     assert state.num_pending_attention_pairs == 45
     assert (state.num_giving_way, state.num_giving_way_blocks) == (2, 7)
     assert state.num_reserved == 3
+    assert state.num_paced == 3
+    assert from_proto(state.tightest_paced) == PACED
     assert parts.progress() == common_pb2.EngineProgress(predicted_step_s=0.25)
 
 

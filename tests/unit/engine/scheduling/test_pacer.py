@@ -8,9 +8,10 @@ import pytest
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import LENT, Pacer
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput
 from diptych.engine.scheduling.step_learner import work_of
+from diptych.paced import Paced
 from diptych.sampling_params import SamplingParams
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 
@@ -41,6 +42,21 @@ def make_sequence(
         yields=yields,
         due_s=due_s,
     )
+
+
+def test_who_decodes_and_asked_for_a_pace_is_told_of_with_how_far_it_is() -> None:
+    """Not whom only the worker's own promise is for, no batch, and nobody who ended."""
+    pacer = Pacer(TPOT_S, BUDGET)
+    asking, ended = make_sequence(9, tpot_s=0.05, expected=30), make_sequence(9, tpot_s=0.05)
+    others = [make_sequence(9), make_sequence(9, tpot_s=0.05, yields=True)]
+    for seq in (asking, ended, *others):
+        seq.token_ids += [1]  # its first
+    pacer.note([asking, ended, *others], 10.0)
+    assert pacer.paced(10.0) == [Paced(0.05, 0.0, 0, 29), Paced(0.05, 0.0, 0, 1)]
+    for seq in (asking, ended, *others):
+        seq.token_ids += [1] * 8
+    ended.state = SequenceState.FINISHED
+    assert pacer.paced(10.25) == [Paced(0.05, 0.25, 8, 21)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from diptych.block_needs import ShippedBytes
+from diptych.paced import Paced
 from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
@@ -191,6 +192,30 @@ async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_s
         snapshot = world.cluster.snapshot()
         assert snapshot.prefill[0].engine == replace(said, num_departed_tokens=30)
         assert snapshot.decode[0].engine == replace(said, num_departed_tokens=20)
+
+
+async def test_views_of_who_decodes_carry_how_far_answers_with_a_pace_are() -> None:
+    world = World(prefill=1, decode=1)
+    told = {
+        "step_model": StepModel(StepCost(0.04, num_steps=30)).to_proto(),
+        "num_paced": 3,
+        "tightest_paced": [
+            worker_pb2.PacedSequence(tpot_s=0.02, decoding_s=0.5, num_drawn=10, num_more=20),
+            worker_pb2.PacedSequence(tpot_s=math.nan, num_more=20),
+        ],
+    }
+    for address in ("p0:1", "d0:1"):
+        world.says(address, **told)
+    snapshot = world.cluster.snapshot()
+    prefill, decode = snapshot.prefill[0].engine, snapshot.decode[0].engine
+    assert prefill is not None
+    assert decode is not None
+    assert (decode.num_paced, decode.paced) == (3, (Paced(0.02, 0.5, 10, 20),))
+    assert prefill.paced == (), "nobody asks of it what decodes there"
+    world.says("d0:1", step_model=told["step_model"])
+    (view,) = world.cluster.snapshot().decode
+    assert view.engine is not None
+    assert (view.engine.num_paced, view.engine.paced) == (0, ())
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

@@ -1,0 +1,65 @@
+"""How far a sequence is that was promised a pace: told by workers, used by routers. Pure."""
+
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from diptych.v1 import worker_pb2
+
+MOST_TOLD: Final = 16  # by one worker, those that can lose the least
+_HOPELESS: Final = 0.5  # of the time that tokens take at the least: whoever has less has missed
+_OUTLIVING: Final = 4  # who draws more than was expected draws a fourth of what it has more
+_MOST_S: Final = 1e6
+_MOST_TOKENS: Final = 1 << 30
+
+
+class Paced(NamedTuple):
+    """One that decodes, as of when its worker told. Times in s."""
+
+    tpot_s: float  # that it was promised, between two tokens on average
+    decoding_s: float  # since its first token
+    num_drawn: int  # tokens since then
+    num_more: int  # tokens that it is expected to draw; one at the least
+
+    @classmethod
+    def expected(
+        cls, tpot_s: float, decoding_s: float, num_drawn: int, num_expected: int
+    ) -> "Paced":
+        """``num_expected``: tokens of its whole answer, the first one too; 0: not known."""
+        num_more = max(num_expected - 1 - num_drawn, 1 + num_drawn // _OUTLIVING)
+        return cls(tpot_s, decoding_s, num_drawn, num_more)
+
+    def left_s(self, tpot_s: float) -> float:
+        """For all tokens that are to come, so that it has that pace in the end."""
+        return tpot_s * (self.num_drawn + self.num_more) - self.decoding_s
+
+    @property
+    def token_s(self) -> float:
+        """What each token that is to come may take."""
+        return self.left_s(self.tpot_s) / self.num_more
+
+
+def tightest(paced: Iterable[Paced], least_token_s: float) -> list[Paced]:
+    """Those whose promise is lost first, of those that can still be kept."""
+    hopeful = (each for each in paced if each.token_s > _HOPELESS * least_token_s)
+    return sorted(hopeful, key=lambda each: each.token_s)[:MOST_TOLD]
+
+
+def to_proto(paced: Iterable[Paced]) -> list[worker_pb2.PacedSequence]:
+    """For Watch."""
+    return [worker_pb2.PacedSequence(**each._asdict()) for each in paced]
+
+
+def from_proto(told: Iterable[worker_pb2.PacedSequence]) -> tuple[Paced, ...]:
+    """What a worker says; without those that cannot be."""
+    paced = (
+        Paced(each.tpot_s, each.decoding_s, each.num_drawn, each.num_more)
+        for each, _ in zip(told, range(MOST_TOLD), strict=False)
+    )
+    return tuple(each for each in paced if _can_be(each))
+
+
+def _can_be(paced: Paced) -> bool:
+    tpot_s, decoding_s, num_drawn, num_more = paced
+    times = math.isfinite(tpot_s) and 0.0 < tpot_s <= _MOST_S and 0.0 <= decoding_s <= _MOST_S
+    return times and num_drawn < _MOST_TOKENS and 0 < num_more < _MOST_TOKENS

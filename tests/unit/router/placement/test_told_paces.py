@@ -1,0 +1,139 @@
+"""Placement beside sequences of which workers tell how far they are."""
+
+import dataclasses
+
+import pytest
+
+from diptych.paced import Paced
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.types import (
+    DecodeOnly,
+    DecodeView,
+    EngineView,
+    Objectives,
+    Placement,
+    Promise,
+    Query,
+    Snapshot,
+)
+from tests.unit.router.placement.predicted_world import D1, D2, made
+
+# A token each 10 ms whoever else decodes; a prompt of 1,000 tokens takes half a second.
+MODEL = StepModel(
+    StepCost(0.01, 0.0, 0.0, 0.0, 0.0, 1.05, NUM_KNOWN_STEPS),
+    StepCost(0.0, 0.0, 0.0, 0.0005, 0.0, 1.05, NUM_KNOWN_STEPS),
+)
+QUERY = Query(
+    num_tokens=1000,
+    num_max_tokens=1100,
+    num_output_tokens=100,
+    objectives=Objectives(5.0, 0.02),
+    may_refuse=True,
+)
+
+
+def worker(*paced: Paced, num_queued: int = 0, **changes: object) -> DecodeView:
+    """One that decodes those, told just now, with prompts of so many tokens before it."""
+    num = len(paced)
+    engine = EngineView(
+        model=MODEL,
+        max_batched_tokens=1000,
+        work=StepWork(num, 500 * num, num_queued),
+        num_paced=num,
+        paced=paced,
+        prefill_age_s=0.0 if num_queued else None,
+    )
+    view = DecodeView(
+        worker=D1,
+        num_sequences=num,
+        max_model_len=4096,
+        local_prefill=True,
+        proven=frozenset(),
+        engine=engine,
+    )
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+
+
+def placed(*decodes: DecodeView, query: Query = QUERY) -> Placement | None:
+    return made().place(query, Snapshot(decode=decodes, has_prefill_pool=False))
+
+
+def in_time(lost_s: float = 0.0, num_more: int = 100) -> Paced:
+    """Half way, with so many tokens to come; it gains 10 ms with each, and has lost so much."""
+    return Paced(0.02, 0.02 * 100 + lost_s, 100, num_more)
+
+
+def test_a_prompt_that_breaks_a_pace_which_earlier_ones_wore_down_is_refused() -> None:
+    """100 tokens gain 1 s: who lost 0.4 s can lose half a second more, who lost 0.6 s cannot."""
+    assert placed(worker(in_time(0.4))) is not None
+    assert placed(worker(in_time(0.6))) is None
+
+
+def test_prompts_that_are_there_are_to_be_lost_yet() -> None:
+    assert placed(worker(in_time())) is not None
+    assert placed(worker(in_time(), num_queued=800)) is not None  # 0.4 s
+    assert placed(worker(in_time(), num_queued=1200)) is None  # 0.6 s
+    begun = worker(in_time(0.2), num_queued=1200)
+    assert begun.engine is not None
+    begun = dataclasses.replace(begun, engine=dataclasses.replace(begun.engine, prefill_age_s=0.3))
+    assert placed(begun) is not None, "half of them is in what it has lost"
+
+
+def test_near_its_end_there_is_less_to_gain() -> None:
+    assert placed(worker(in_time(num_more=80))) is not None
+    assert placed(worker(in_time(num_more=30))) is None
+
+
+def test_who_has_missed_its_pace_whatever_comes_bars_nobody() -> None:
+    assert placed(worker(in_time(lost_s=3.0))) is not None
+
+
+def test_who_asked_for_less_is_not_held_up_by_a_tighter_pace() -> None:
+    """Its own pace is what others are to leave it."""
+    patient = dataclasses.replace(QUERY, objectives=Objectives(5.0, 0.2))
+    assert placed(worker(in_time(0.6)), query=patient) is not None
+    aimless = dataclasses.replace(QUERY, objectives=Objectives(5.0, None))
+    assert placed(worker(in_time(0.6)), query=aimless) is not None
+
+
+def test_of_two_workers_it_goes_where_nobody_loses_its_pace() -> None:
+    """Though more decode there."""
+    worn = worker(in_time(0.6))
+    calm = dataclasses.replace(worker(in_time(), in_time(), in_time()), worker=D2)
+    placement = placed(worn, calm)
+    assert isinstance(placement, DecodeOnly)
+    assert placement.decode == D2
+
+
+@pytest.mark.parametrize("num_sent", [0, 4])
+def test_those_that_were_sent_since_count_by_what_they_were_promised(num_sent: int) -> None:
+    """Each expects 40 tokens, so that half a second is more than it gains."""
+    policy = made()
+    for _ in range(1 + num_sent):
+        policy.began(D1, Promise(0.02, 40))
+    view = worker(in_time())
+    view = dataclasses.replace(view, num_sequences=1 + num_sent)
+    placement = policy.place(QUERY, Snapshot(decode=(view,), has_prefill_pool=False))
+    assert (placement is None) == bool(num_sent)
+
+
+def test_of_a_worker_that_does_not_tell_those_promises_are_all_that_is_known() -> None:
+    policy = made()
+    policy.began(D1, Promise(0.02, 40))
+    view = worker(in_time())
+    assert view.engine is not None
+    silent = dataclasses.replace(view.engine, num_paced=0, paced=())
+    view = dataclasses.replace(view, engine=silent)
+    assert policy.place(QUERY, Snapshot(decode=(view,), has_prefill_pool=False)) is None
+
+
+def test_what_prompts_take_of_the_time_of_both_roles_is_in_how_far_they_are() -> None:
+    """Foretold from that part once more, it would have missed its pace already, and bar nobody.
+
+    Each of its 100 tokens may take 14 ms, and 9 ms with another prompt.
+    """
+    loose = dataclasses.replace(QUERY, objectives=Objectives(5.0, 0.05))
+    worn = Paced(0.05, 0.05 * 200 - 1.4, 100, 100)
+    assert placed(worker(worn, prefill_time_ratio=0.6), query=loose) is None
+    ample = Paced(0.05, 0.05 * 200 - 4.0, 100, 100)
+    assert placed(worker(ample, prefill_time_ratio=0.6), query=loose) is not None

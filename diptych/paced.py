@@ -1,14 +1,16 @@
 """How far a sequence is that was promised a pace: told by workers, used by routers. Pure."""
 
-import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
 
-MOST_TOLD: Final = 16  # by one worker, those that can lose the least
-_HOPELESS: Final = 0.5  # of the time that tokens take at the least: whoever has less has missed
+MOST_TOLD: Final = 8  # by one worker, those that can lose the least
+_OF_ONE_PACE: Final = MOST_TOLD // 2  # where others have another pace: nobody hides those
+_HOPELESS: Final = 0.8  # of the time that tokens take: whoever has less for each has missed
 _OUTLIVING: Final = 4  # who draws more than was expected draws a fourth of what it has more
+_LEAST_S: Final = 1e-6
 _MOST_S: Final = 1e6
 _MOST_TOKENS: Final = 1 << 30
 
@@ -25,24 +27,29 @@ class Paced(NamedTuple):
     def expected(
         cls, tpot_s: float, decoding_s: float, num_drawn: int, num_expected: int
     ) -> "Paced":
-        """``num_expected``: tokens of its whole answer, the first one too; 0: not known."""
-        num_more = max(num_expected - 1 - num_drawn, 1 + num_drawn // _OUTLIVING)
+        """``num_expected`` tokens are to come; less than 1: nobody knows, or it outlived that."""
+        num_more = max(num_expected, 1 + num_drawn // _OUTLIVING)
         return cls(tpot_s, decoding_s, num_drawn, num_more)
 
     def left_s(self, tpot_s: float) -> float:
         """For all tokens that are to come, so that it has that pace in the end."""
         return tpot_s * (self.num_drawn + self.num_more) - self.decoding_s
 
-    @property
-    def token_s(self) -> float:
-        """What each token that is to come may take."""
-        return self.left_s(self.tpot_s) / self.num_more
+    def spare_s(self, token_s: float) -> float:
+        """That it can lose, if each token that is to come takes so long."""
+        return self.left_s(self.tpot_s) - self.num_more * token_s
 
 
-def tightest(paced: Iterable[Paced], least_token_s: float) -> list[Paced]:
-    """Those whose promise is lost first, of those that can still be kept."""
-    hopeful = (each for each in paced if each.token_s > _HOPELESS * least_token_s)
-    return sorted(hopeful, key=lambda each: each.token_s)[:MOST_TOLD]
+def tightest(paced: Iterable[Paced], token_s: float) -> list[Paced]:
+    """Those that can lose the least, of those that can keep their pace; a token takes so long."""
+    hopeful = (each for each in paced if each.spare_s(_HOPELESS * token_s) > 0.0)
+    num_of_pace = Counter[float]()
+    first: list[Paced] = []
+    rest: list[Paced] = []
+    for each in sorted(hopeful, key=lambda each: each.spare_s(token_s)):
+        num_of_pace[each.tpot_s] += 1
+        (first if num_of_pace[each.tpot_s] <= _OF_ONE_PACE else rest).append(each)
+    return (first + rest)[:MOST_TOLD]
 
 
 def to_proto(paced: Iterable[Paced]) -> list[worker_pb2.PacedSequence]:
@@ -61,5 +68,5 @@ def from_proto(told: Iterable[worker_pb2.PacedSequence]) -> tuple[Paced, ...]:
 
 def _can_be(paced: Paced) -> bool:
     tpot_s, decoding_s, num_drawn, num_more = paced
-    times = math.isfinite(tpot_s) and 0.0 < tpot_s <= _MOST_S and 0.0 <= decoding_s <= _MOST_S
+    times = _LEAST_S <= tpot_s <= _MOST_S and 0.0 <= decoding_s <= _MOST_S  # no NaN either
     return times and num_drawn < _MOST_TOKENS and 0 < num_more < _MOST_TOKENS

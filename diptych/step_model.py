@@ -28,6 +28,11 @@ class StepWork(NamedTuple):
             num_attention_pairs=num_pairs(num_cached_tokens, num_tokens),
         )
 
+    @property
+    def without_prompts(self) -> "StepWork":
+        """What decodes alone."""
+        return self._replace(num_prefill_tokens=0, num_attention_pairs=0)
+
     def plus(self, other: "StepWork") -> "StepWork":
         """Both together."""
         return StepWork(
@@ -82,8 +87,7 @@ class StepModel(NamedTuple):
         """Of what a step took, what it would not have without its parts of prompts."""
         if not work.num_decode_rows:
             return took_s
-        decodes = work._replace(num_prefill_tokens=0, num_attention_pairs=0)
-        return max(0.0, took_s - self.decode.expected_s(decodes))
+        return max(0.0, took_s - self.decode.expected_s(work.without_prompts))
 
     def cost_of(self, work: StepWork) -> StepCost:
         """Of the kind that such a step is of."""

@@ -34,6 +34,7 @@ from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
+from diptych.paced import Paced
 from diptych.sampling_params import SamplingParams
 from diptych.step_model import StepModel, StepWork
 
@@ -190,8 +191,11 @@ class StepEngine:
             num_sat_out=scheduler.num_sat_out,
             work=scheduler.work,
             giving_way=scheduler.giving_way(),
-            paced=tuple(self._pacer.paced(self._clock())),
         )
+
+    def paced(self) -> list[Paced]:
+        """Of this engine's pacer."""
+        return self._pacer.paced(self._clock())
 
     def abandon(self) -> None:
         """The steps in flight will never end: a cancelled ``run`` does not wait for them.

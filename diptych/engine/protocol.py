@@ -48,7 +48,6 @@ class EngineLoad(NamedTuple):
     num_set_aside: int = 0  # times that one of those lost its place to another, and no blocks
     num_sat_out: int = 0  # steps of others that one of those sat out, while it decoded
     giving_way: GivingWay = GivingWay()  # of those that run or wait
-    paced: tuple[Paced, ...] = ()  # of those that decode, who asked for a pace
 
 
 class Engine(Protocol):
@@ -135,6 +134,10 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """How it stands. O(sequences)."""
+        ...
+
+    def paced(self) -> list[Paced]:
+        """How far those are that decode and asked for a pace. O(sequences)."""
         ...
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:

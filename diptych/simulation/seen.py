@@ -26,8 +26,9 @@ class Told:
         """As of now."""
         work, counts = engine.load(), engine.pool.counts()
         self.work: StepWork = work
-        paced, alone_s = engine.paced(), engine.told_model.decode.expected_s(StepWork(1))
-        self.num_paced, self.paced = len(paced), tuple(tightest(paced, alone_s))
+        paced, decodes = engine.paced(), work.without_prompts
+        token_s = engine.told_model.decode.expected_s(decodes)
+        self.num_paced, self.paced = len(paced), tuple(tightest(paced, token_s))
         self.num_available_blocks = counts.free + counts.cached
         self.num_blocks = engine.pool.num_blocks
         scheduler = engine.scheduler

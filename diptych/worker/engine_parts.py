@@ -8,14 +8,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from diptych import paced
 from diptych.block_needs import BlockNeeds
 from diptych.engine.engine import StepEngine
 from diptych.engine.protocol import Engine
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.errors import ConfigurationError
-from diptych.step_model import StepWork
+from diptych.paced import tightest, to_proto
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
@@ -119,9 +118,9 @@ class EngineParts:
             state.prefill_age_s = age_s
         model = self.engine.step_model
         state.step_model.CopyFrom(model.to_proto())
-        state.num_paced = len(load.paced)
-        alone_s = model.decode.expected_s(StepWork(1))
-        state.tightest_paced.extend(paced.to_proto(paced.tightest(load.paced, alone_s)))
+        paced, token_s = self.engine.paced(), model.decode.expected_s(load.work.without_prompts)
+        state.num_paced = len(paced)
+        state.tightest_paced.extend(to_proto(tightest(paced, token_s)))
         state.max_batched_tokens = self.engine.max_batched_tokens
         state.num_pending_attention_pairs = load.work.num_attention_pairs
         state.num_decoding = load.work.num_decode_rows

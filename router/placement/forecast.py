@@ -14,6 +14,7 @@ from router.placement.place import distance_ratio
 from router.placement.types import DecodeView, EngineView, PrefillView
 
 _NINE_OF_TEN = 1.2816  # standard deviations
+_SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
 
@@ -35,9 +36,10 @@ class Span(NamedTuple):
             self.upper_s + part * (other.upper_s - self.upper_s),
         )
 
-    def surely_within(self, within_s: float) -> bool:
-        """Whether it is so much less that all but one of two hundred are."""
-        return within_s * self.expected_s > self.upper_s * self.upper_s
+    @property
+    def surely_s(self) -> float:
+        """What all but one of two hundred do not exceed, at the least."""
+        return self.upper_s * self.upper_s / self.expected_s if self.expected_s > 0.0 else 0.0
 
     def miss_ratio(self, within_s: float) -> float:
         """How likely it takes longer, if its logarithm is spread evenly around what is expected."""
@@ -47,8 +49,8 @@ class Span(NamedTuple):
             return 0.0
         if self.upper_s <= self.expected_s:
             return float(self.expected_s > within_s)
-        spread = math.log(self.upper_s / self.expected_s) / _NINE_OF_TEN
-        return 0.5 * math.erfc(math.log(within_s / self.expected_s) / (spread * math.sqrt(2.0)))
+        spread = math.log(self.upper_s / self.expected_s)
+        return 0.5 * math.erfc(_SPREADS * math.log(within_s / self.expected_s) / spread)
 
 
 class PrefillForecast(NamedTuple):
@@ -57,6 +59,12 @@ class PrefillForecast(NamedTuple):
     first_token: Span
     own_s: float  # of that, the prompt's own steps
     num_own_steps: int
+
+    def stall_s(self, step_s: float) -> float:
+        """What each sequence there loses, which has a token with each of the prompt's steps, and
+        one each ``step_s`` without it.
+        """
+        return max(0.0, self.own_s - self.num_own_steps * step_s)
 
 
 def of_prefill(
@@ -99,15 +107,16 @@ def computes_none_s(engine: EngineView | None) -> float:
     return 0.5 * max(0.0, _running(engine, engine.heard_s).left_s)
 
 
-def queued_stall_s(view: DecodeView, step_s: float) -> float:
-    """What each sequence has yet to lose to prompts that are there, from when the worker told on.
+def queued_stall_s(view: DecodeView, num_tokens: int, step_s: float) -> float:
+    """What each has yet to lose to prompts that are there, from when the worker told on.
 
-    ``step_s``: what a token takes it without them; it has one with each of their steps.
+    ``step_s``: what a token takes it without them. Those that were sent since are taken to have
+    ``num_tokens``.
     """
     engine = view.engine
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return 0.0
-    queued = _prompts(engine.work).plus(_sent_since(engine, StepWork()))
+    queued = _prompts(engine.work).plus(_sent_since(engine, StepWork.of_prompt(num_tokens, 0)))
     if not queued.num_prefill_tokens:
         return 0.0
     total_s, num_steps = _steps_s(engine, queued)

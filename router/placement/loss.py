@@ -74,12 +74,8 @@ class Bystanders(NamedTuple):
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
                 barring += part * num * self._more_missed(wide_s, length)
-        for one in self.told.paced:
-            missed = self.told.more_missed(one, one.tpot_s, self.stalled_s, num_output_tokens)
-            others += missed
-            if tpot_s is not None and missed:
-                wide_s = max(tpot_s, one.tpot_s)
-                barring += self.told.more_missed(one, wide_s, self.stalled_s, num_output_tokens)
+        told, told_barring = self.told.more_missed(tpot_s, num_output_tokens)
+        others, barring = others + told, barring + told_barring
         return Missed(others, barring)
 
     def _lengths(self) -> Sequence[tuple[int, int]]:

@@ -7,15 +7,18 @@ parted. It is a leaning, not a rule: what is foretold to be missed counts for mo
 """
 
 from dataclasses import replace
+from itertools import islice
+from statistics import fmean
 from typing import Final, NamedTuple
 
-from diptych.step_model import StepCost
-from router.placement.types import DecodeView, EngineView, Query, Snapshot, WorkerId
+from diptych.step_model import StepCost, StepModel
+from router.placement.types import DecodeView, Query, Snapshot, WorkerId
 
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32
 _LEAST_SEEN: Final = 4  # before that nothing is said
 _TWO: Final = 2  # workers
+_NUM_ASKED: Final = 4  # workers, what their steps take
 _STICKY: Final = 0.75  # workers: a change that is smaller is none
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
@@ -167,28 +170,37 @@ class Parting:
         return self._are_two_apart
 
     def _num_rows(self, snapshot: Snapshot) -> float:
-        """Answers as of late, at a time on one worker; 0: not known."""
-        engine, max_num_seqs = _engine(snapshot)
-        if engine is None or self._tpot_s is None:
+        """Answers as of late, at a time on one worker, on average; 0: not known."""
+        tpot_s, known = self._tpot_s, _known(snapshot)
+        if not known or tpot_s is None:
             return 0.0
-        return self._mix.num_rows(engine.model.decode, max_num_seqs, self._tpot_s)
+        return fmean(self._mix.num_rows(cost.decode, most, tpot_s) for cost, _, most in known)
 
     def _share(self, snapshot: Snapshot) -> float | None:
         """Of all that requests as of late take of workers, what prompts do; None: not known."""
-        engine, max_num_seqs = _engine(snapshot)
-        if engine is None or self._tpot_s is None or self._num_seen < _LEAST_SEEN:
+        tpot_s, known = self._tpot_s, _known(snapshot)
+        if not known or tpot_s is None or self._num_seen < _LEAST_SEEN:
             return None
-        prompt_s = self._mix.prompt_s(engine.model.prefill, engine.max_batched_tokens)
-        answer_s = self._mix.answer_s(engine.model.decode, max_num_seqs, self._tpot_s)
-        return prompt_s / (prompt_s + answer_s)
+        prompts_s = sum(self._mix.prompt_s(cost.prefill, budget) for cost, budget, _ in known)
+        answers_s = sum(self._mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in known)
+        return prompts_s / (prompts_s + answers_s)
 
 
-def _engine(snapshot: Snapshot) -> tuple[EngineView | None, int]:
-    """The first that tells of both kinds of steps, and how many sequences it runs at a time."""
-    for view in snapshot.decode:
-        engine = view.engine
-        if engine is None or not engine.max_batched_tokens:
-            continue
-        if engine.model.prefill.is_known and engine.model.decode.is_known:
-            return engine, view.max_num_seqs or 2**20
-    return None, 0
+class _Known(NamedTuple):
+    """What a worker tells of its steps."""
+
+    model: StepModel
+    max_batched_tokens: int
+    max_num_seqs: int
+
+
+def _known(snapshot: Snapshot) -> list[_Known]:
+    """Of the first few that tell of both kinds of steps: what one learned of late varies."""
+    told = (
+        _Known(engine.model, engine.max_batched_tokens, view.max_num_seqs or 2**20)
+        for view in snapshot.decode
+        for engine in (view.engine,)
+        if engine is not None and engine.max_batched_tokens
+        if engine.model.prefill.is_known and engine.model.decode.is_known
+    )
+    return list(islice(told, _NUM_ASKED))

@@ -1,6 +1,6 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from typing import NamedTuple, TypeVar
@@ -42,7 +42,7 @@ from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
-from router.placement.told_paces import told_paces
+from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.too_late import too_late
 from router.placement.trials import Trials
 from router.placement.types import (
@@ -101,6 +101,7 @@ class _Target(NamedTuple):
 
     view: DecodeView
     pace: Span
+    told: ToldPaces
     num_missing: int  # tokens
     step_s: float  # that runs there when they have come, without prompts; 0: none does
     prompts: Queue  # that it was given
@@ -291,15 +292,17 @@ class Predicted:
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
         few_p = _few(known, parts.decoding, lambda each: each.first_token.expected_s)
         few_d = _few(paces, parts.computing, lambda each: each.after.expected_s)
-        sources = self._sources(query, snapshot, few_p, parts)
         targets = [self._target(query, view, pace, parts) for view, pace in few_d]
+        told = {target.view.worker: target.told for target in targets}
+        sources = self._sources(query, snapshot, few_p, parts, told)
         pairs = (
             self._pair(query, source, target)
             for source in sources
             for target in targets
             if is_pair(query, source.view, target.view)
         )
-        alone = (self._alone(query, view, pace, parts) for view, pace in few_d)
+        near = zip(few_d, targets, strict=True)
+        alone = (self._alone(query, pace, target, parts) for (_, pace), target in near)
         return [*pairs, *(each for each in alone if each is not None)]
 
     def _near(
@@ -334,6 +337,7 @@ class Predicted:
         snapshot: Snapshot,
         few: Sequence[tuple[PrefillView, PrefillForecast]],
         parts: Parts,
+        known: Mapping[WorkerId, ToldPaces],
     ) -> list[_Source]:
         workers = {view.worker for view, _ in few}
         decoding = {view.worker: view for view in snapshot.decode if view.worker in workers}
@@ -343,10 +347,10 @@ class Predicted:
             running = None if beside is None else of_decode(beside, query.num_tokens)
             toll, against = NO_TOLL, 0.0
             if beside is not None and running is not None:
-                stalled_s = _stalled_s(computed, running)
+                stalled_s = computed.stall_s(running.before.expected_s)
                 there = running._replace(after=running.before)
-                told = told_paces(beside, running, query.num_tokens)
-                told = told._replace(after=told.before)
+                told = known.get(view.worker) or told_paces(beside, running, query.num_tokens)
+                told = told.beside(computed)._replace(after=told.before)  # it decodes elsewhere
                 promised = self._promises.on(view.worker)
                 toll = _toll(query, Bystanders(there, stalled_s, promised, told))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
@@ -366,7 +370,9 @@ class Predicted:
         kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
         against = _ASTRAY * is_astray
         prompts = of_prompts(view, query.now_s)
-        return _Target(view, pace.after, num_missing, step_s, prompts, toll, against, kept_out)
+        return _Target(
+            view, pace.after, told, num_missing, step_s, prompts, toll, against, kept_out
+        )
 
     def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
         """Its pace there; of a worker whose part is to decode as if it went on with prompts only
@@ -396,23 +402,23 @@ class Predicted:
         return self._valued(query, prefill, decode, come, against, target.kept_out)
 
     def _alone(
-        self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
+        self, query: Query, pace: DecodeForecast, target: _Target, parts: Parts
     ) -> tuple[_Loss, Outlook] | None:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
+        view = target.view
         if not view.local_prefill or query.needs_prefill:
             return None
         computed = of_prefill(view, self._prompt(query, view.worker), query.now_s)
         if computed is None:
             return None
         first = computed.first_token.later(self._overhead.expected_s)
-        promised = self._promises.on(view.worker)
-        told = told_paces(view, pace, query.num_tokens)
-        toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised, told))
+        promised, told = self._promises.on(view.worker), target.told.beside(computed)
+        stalled_s = computed.stall_s(pace.before.expected_s)
+        toll = _toll(query, Bystanders(pace, stalled_s, promised, told))
         come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
-        is_astray = view.worker in parts.computing
-        kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
-        is_astray |= bool(pace.num_rows) and view.worker in parts.decoding
-        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray, kept_out)
+        is_astray = bool(pace.num_rows) and view.worker in parts.decoding
+        is_astray |= view.worker in parts.computing
+        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray, target.kept_out)
 
     def _valued(
         self,
@@ -480,11 +486,6 @@ def _is_too_slow(view: DecodeView, query: Query) -> bool:
     """Whether its steps look so slow that it would probably miss the pace that is wanted."""
     tpot_s, pace = query.objectives.tpot_s, of_decode(view, query.num_tokens)
     return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _MOST_MISSED
-
-
-def _stalled_s(computed: PrefillForecast, there: DecodeForecast) -> float:
-    """What each of those there loses; they get a token with each of the prompt's steps."""
-    return max(0.0, computed.own_s - computed.num_own_steps * there.before.expected_s)
 
 
 def _is_plain(query: Query, snapshot: Snapshot) -> bool:

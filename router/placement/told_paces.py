@@ -9,32 +9,67 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.paced import Paced
-from router.placement.forecast import DecodeForecast, Span, of_decode, queued_stall_s
+from router.placement.forecast import (
+    DecodeForecast,
+    PrefillForecast,
+    Span,
+    of_decode,
+    queued_stall_s,
+)
 from router.placement.types import DecodeView
 
 
+class _One(NamedTuple):
+    """A sequence, and how it stands before anything comes."""
+
+    paced: Paced
+    left_s: float  # for its tokens, but for what it loses to prompts that are there
+    missed: float  # how likely it misses its pace
+
+
 class ToldPaces(NamedTuple):
-    """As of when the worker told."""
+    """As of when the worker told. Times in s."""
 
     num_rows: int  # that decoded then
-    paced: tuple[Paced, ...]  # of these, who has the least to lose
+    ones: tuple[_One, ...]  # of these, who has the least to lose
     before: Span  # between two tokens, but for prompts; as it is
     after: Span  # with one sequence more
     queued_s: float  # that each loses to prompts that are there
+    stalled_s: float = 0.0  # and to one more
 
-    def more_missed(
-        self, one: Paced, tpot_s: float, stalled_s: float, num_output_tokens: int
-    ) -> float:
-        """By how much it is likelier that it misses that pace, if it loses so much more, and
-        one sequence more is there for so many tokens.
+    def beside(self, computed: PrefillForecast) -> "ToldPaces":
+        """With that prompt computed there."""
+        return self._replace(stalled_s=computed.stall_s(self.before.expected_s))
+
+    def more_missed(self, tpot_s: float | None, num_output_tokens: int) -> tuple[float, float]:
+        """How many more of them miss their pace, with one more prompt and one sequence more for
+        so many tokens; and how many if none had a tighter one than ``tpot_s``. None: nobody then.
         """
-        left_s, num_more = one.left_s(tpot_s) - self.queued_s, one.num_more
-        token_s = (left_s - stalled_s) / num_more
-        if self.after.surely_within(token_s):
-            return 0.0
+        total, barring, surely_s = 0.0, 0.0, self.after.surely_s
+        for one in self.ones:
+            num_more = one.paced.num_more
+            if (one.left_s - self.stalled_s) / num_more > surely_s:
+                continue
+            missed = self._missed(num_more, one.left_s, num_output_tokens)
+            more = max(0.0, missed - one.missed)
+            total += more
+            if tpot_s is not None:
+                is_tighter = one.paced.tpot_s < tpot_s
+                barring += (
+                    self._missing_that(one, tpot_s, num_output_tokens) if is_tighter else more
+                )
+        return total, barring
+
+    def _missing_that(self, one: _One, tpot_s: float, num_output_tokens: int) -> float:
+        """The same of one sequence with that pace."""
+        left_s, num_more = one.paced.left_s(tpot_s) - self.queued_s, one.paced.num_more
+        missed = self._missed(num_more, left_s, num_output_tokens)
+        return max(0.0, missed - self.before.miss_ratio(left_s / num_more))
+
+    def _missed(self, num_more: int, left_s: float, num_output_tokens: int) -> float:
+        """How likely so many tokens take longer than what is left."""
         theirs = self.before.towards(self.after, min(1.0, num_output_tokens / num_more))
-        missed = theirs.miss_ratio(token_s) - self.before.miss_ratio(left_s / num_more)
-        return max(0.0, missed)
+        return theirs.miss_ratio((left_s - self.stalled_s) / num_more)
 
 
 NOTHING_TOLD: Final = ToldPaces(0, (), Span(0.0, 0.0), Span(0.0, 0.0), 0.0)
@@ -48,6 +83,11 @@ def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldP
     plain = pace
     if view.prefill_time_ratio:  # what prompts take is told of each
         plain = of_decode(replace(view, prefill_time_ratio=0.0), num_tokens) or pace
-    queued_s = queued_stall_s(view, plain.before.expected_s)
-    rows = engine.work.num_decode_rows
-    return ToldPaces(rows, engine.paced, plain.before, plain.after, queued_s)
+    queued_s = queued_stall_s(view, num_tokens, plain.before.expected_s)
+    before, surely_s, ones = plain.before, plain.before.surely_s, []
+    for paced in engine.paced:
+        left_s = paced.left_s(paced.tpot_s) - queued_s
+        token_s = left_s / paced.num_more
+        missed = 0.0 if token_s > surely_s else before.miss_ratio(token_s)
+        ones.append(_One(paced, left_s, missed))
+    return ToldPaces(engine.work.num_decode_rows, tuple(ones), before, plain.after, queued_s)

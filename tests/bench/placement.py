@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from diptych.block_needs import ShippedBytes
+from diptych.paced import MOST_TOLD, Paced
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
@@ -77,7 +78,11 @@ def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> 
                 shipped=ShippedBytes.even(46080.0),
                 bytes_per_s=bytes_per_s,
                 engine=EngineView(
-                    model=MODEL, max_batched_tokens=512, work=StepWork(num, 400 * num)
+                    model=MODEL,
+                    max_batched_tokens=512,
+                    work=StepWork(num, 400 * num),
+                    num_paced=num,
+                    paced=tuple(Paced(0.1, 0.08 * (50 + i), 50, 50) for i in range(MOST_TOLD)),
                 ),
             )
             for worker in decoding

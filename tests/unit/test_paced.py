@@ -1,6 +1,7 @@
 """What workers tell of sequences that were promised a pace."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,26 +11,31 @@ from diptych.v1 import worker_pb2
 
 def test_what_is_left_is_for_all_tokens_that_are_to_come() -> None:
     """60 tokens at 20 ms are to take 1.2 s; 0.9 of these are gone, and 20 tokens are to come."""
-    paced = Paced.expected(0.02, 0.9, 40, num_expected=61)
-    assert paced.num_more == 20, "of the answer the first token is none of those"
+    paced = Paced.expected(0.02, 0.9, 40, num_expected=20)
     assert paced.left_s(0.02) == pytest.approx(0.3)
-    assert paced.token_s == pytest.approx(0.015)
+    assert paced.spare_s(0.01) == pytest.approx(0.1)
     assert paced.left_s(0.03) == pytest.approx(0.9), "with a wider pace there is more"
 
 
-@pytest.mark.parametrize("num_expected", [0, 10, 45])
+@pytest.mark.parametrize("num_expected", [-30, 0, 5])
 def test_who_draws_more_than_was_expected_draws_a_fourth_more(num_expected: int) -> None:
     assert Paced.expected(0.02, 0.1, 0, 0).num_more == 1
     assert Paced.expected(0.02, 0.9, 40, num_expected).num_more == 11
 
 
-def test_of_many_those_are_told_that_lose_their_pace_first_and_can_keep_it() -> None:
-    ample = [Paced(0.02, 0.1 * i, 100, 100) for i in range(30)]  # the later, the less is left
-    lost = [Paced(0.02, 3.6, 100, 100)] * 5
-    told = tightest([*ample, *lost], least_token_s=0.01)
-    assert told == ample[: -MOST_TOLD - 1 : -1]
-    assert tightest(lost, least_token_s=0.01) == []
-    assert tightest(lost, least_token_s=0.0) == lost[:MOST_TOLD], "steps are not known yet"
+def test_of_many_those_are_told_that_can_lose_the_least_and_keep_their_pace() -> None:
+    """A prompt takes so many seconds of each: a long answer has less for each token, and more."""
+    short = [Paced(0.02, 0.1 * i, 100, 100) for i in range(18)]  # the later, the less is left
+    long = [Paced(0.02, 2.0, 100, 1000)] * 20
+    lost = [Paced(0.02, 3.3, 100, 100)] * 5
+    told = tightest([*long, *short, *lost], token_s=0.01)
+    assert told == short[: -MOST_TOLD - 1 : -1]
+    loose = [Paced(0.05, 1.0, 100, 100)] * 9
+    told = tightest([*loose, *short], token_s=0.01)
+    assert told == short[:-5:-1] + loose[:4], "a tighter pace does not hide others"
+    assert tightest(lost, token_s=0.01) == []
+    assert tightest(lost, token_s=0.005) == lost
+    assert len(tightest(lost * 9, token_s=0.0)) == MOST_TOLD, "steps are not known yet"
 
 
 def test_what_is_told_is_what_is_heard() -> None:
@@ -43,6 +49,7 @@ def test_what_is_told_is_what_is_heard() -> None:
         {"tpot_s": math.nan},
         {"tpot_s": math.inf},
         {"tpot_s": 0.0},
+        {"tpot_s": 5e-324},
         {"tpot_s": -1.0},
         {"decoding_s": math.nan},
         {"decoding_s": -0.1},
@@ -52,8 +59,8 @@ def test_what_is_told_is_what_is_heard() -> None:
         {"num_more": 2**32 - 1},
     ],
 )
-def test_what_cannot_be_is_not_heard(wrong: dict[str, float]) -> None:
-    good = {"tpot_s": 0.02, "decoding_s": 0.5, "num_drawn": 10, "num_more": 20}
+def test_what_cannot_be_is_not_heard(wrong: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"tpot_s": 0.02, "decoding_s": 0.5, "num_drawn": 10, "num_more": 20}
     told = [worker_pb2.PacedSequence(**good), worker_pb2.PacedSequence(**{**good, **wrong})]
     assert from_proto(told) == (Paced(0.02, 0.5, 10, 20),)
 

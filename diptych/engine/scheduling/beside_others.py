@@ -54,7 +54,7 @@ class BesideOthers:
         if not any(giving):
             return None
         others = backlog.work(seq for seq in seqs if not seq.gives_way)
-        decodes = others._replace(num_prefill_tokens=0, num_attention_pairs=0)
+        decodes = others.without_prompts
         asked_s = _asked_s((seq for seq in seqs if seq.is_decoding), decodes, model)
         left_s = self._saved_s + self._left_s(decodes, model, asked_s)
         if others.num_prefill_tokens and self._tpot_s is not None:  # what is left is for these

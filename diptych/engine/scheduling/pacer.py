@@ -97,7 +97,7 @@ class Pacer:
         self.note(decoding, now_s)
         if not self._began or not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)
-        alone_s = model.decode.expected_s(_decodes(work))
+        alone_s = model.decode.expected_s(work.without_prompts)
         firm_s = min(self._firm(now_s, alone_s), default=math.inf)
         asked = list(self._asked_for(now_s, alone_s))
         size = self._fitting(work, model, _soonest_s(firm_s, asked))
@@ -120,7 +120,7 @@ class Pacer:
                 seq.tpot_s,
                 max(0.0, now_s - began.at_s),
                 max(0, seq.num_tokens - began.num_tokens),
-                seq.num_expected_tokens,
+                seq.num_expected_tokens - seq.num_output_tokens,
             )
             for seq, began in self._began.items()
             if seq.tpot_s and seq.state is not SequenceState.FINISHED
@@ -179,7 +179,7 @@ class Pacer:
 
         ``undue_s``: for how long those may of which nobody said when, or that are late.
         """
-        cost, beside = model.prefill, _decodes(work)
+        cost, beside = model.prefill, work.without_prompts
         budget = max(1, self._sizes[0] - work.num_decode_rows)
         queued, least_s = StepWork(), math.inf
         for seq in runnable:
@@ -207,10 +207,6 @@ class Pacer:
 
 def _soonest_s(firm_s: float, asked: Iterable[_Owing]) -> float:
     return min((firm_s, *(each.left_s for each in asked)))
-
-
-def _decodes(work: StepWork) -> StepWork:
-    return work._replace(num_prefill_tokens=0, num_attention_pairs=0)
 
 
 def _upper_s(work: StepWork, model: StepModel, num_tokens: int) -> float:

@@ -76,7 +76,7 @@ class ShortSteps:
         cost, most = model.prefill, self._max_batched_tokens
         if not cost.is_known:
             return max(1, int(most * _UNKNOWN_RATIO))
-        constant_s = cost.expected_s(work._replace(num_prefill_tokens=0, num_attention_pairs=0))
+        constant_s = cost.expected_s(work.without_prompts)
         tokens_s = cost.expected_s(work) - constant_s
         left_s = max(_MOST_S, constant_s / _MOST_CONSTANT) - constant_s
         if tokens_s <= left_s:

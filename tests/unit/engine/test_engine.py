@@ -113,11 +113,11 @@ async def test_it_tells_how_far_those_are_that_asked_for_a_pace() -> None:
             await rig.stepped.wait()
         rig.runner.gate.clear()
         now_s = 10.25
-        (paced,) = rig.engine.load().paced
+        (paced,) = rig.engine.paced()
         assert paced[:2] == (0.05, 0.25)
         assert paced.num_drawn == asking.num_output_tokens - 1
         rig.engine.release(asking)
-        assert rig.engine.load().paced == ()
+        assert rig.engine.paced() == []
         rig.engine.release(other)
         rig.runner.gate.set()
 

@@ -12,7 +12,6 @@ from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import Noise, SimulatedEngine
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
-from diptych.step_model import StepWork
 from diptych.v1 import common_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
@@ -66,7 +65,7 @@ class Mirrored:
         age_s = engine.prefill_age_s
         age = {} if age_s is None else {"prefill_age_s": age_s}
         work, scheduler = engine.load(), engine.scheduler
-        alone_s = VARIED.decode.expected_s(StepWork(1))
+        token_s = VARIED.decode.expected_s(work.without_prompts)
         self.world.says(
             address,
             max_model_len=SMALL.max_model_len,
@@ -87,7 +86,7 @@ class Mirrored:
             num_decoding=work.num_decode_rows,
             num_context_tokens=work.num_context_tokens,
             num_paced=len(engine.paced()),
-            tightest_paced=to_proto(tightest(engine.paced(), alone_s)),
+            tightest_paced=to_proto(tightest(engine.paced(), token_s)),
             **age,
             **self._roles(address),
         )

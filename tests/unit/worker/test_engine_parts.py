@@ -21,8 +21,8 @@ from prefill_worker.lease_session import LeasePhase, LeaseSession
 from tests.device_memory import DeviceMemory
 
 BLOCK_SIZE, BLOCK_BYTES, NUM_BLOCKS = 4, 64, 8
-PACED = Paced(0.05, 1.0, 10, 20), Paced(0.05, 1.6, 20, 30)  # 25 and 30 ms for each token to come
-LOST = Paced(0.05, 2.8, 20, 40)  # 5 ms, where a step takes 31
+PACED = Paced(0.05, 0.6, 10, 20), Paced(0.05, 1.2, 20, 40)  # 0.9 and 1.8 s for these
+LOST = Paced(0.05, 1.6, 10, 40)  # 22 ms for each of these, where a step of two takes 32
 
 
 class OtherEngine:
@@ -95,8 +95,10 @@ class OtherEngine:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
         num_waiting, giving_way = len(self._waiting), GivingWay(2, 7)
-        load = EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
-        return load._replace(paced=(PACED[1], LOST, PACED[0]))
+        return EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
+
+    def paced(self) -> list[Paced]:
+        return [PACED[1], LOST, PACED[0]]
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None

@@ -57,6 +57,18 @@ def test_who_decodes_and_asked_for_a_pace_is_told_of_with_how_far_it_is() -> Non
         seq.token_ids += [1] * 8
     ended.state = SequenceState.FINISHED
     assert pacer.paced(10.25) == [Paced(0.05, 0.25, 8, 21)]
+    pacer.note([], 11.0)  # it lost its place, and begins anew: what is to come is what is left
+    pacer.note([asking], 12.0)
+    asking.token_ids += [1]
+    assert pacer.paced(12.5) == [Paced(0.05, 0.5, 1, 20)]
+
+
+def test_who_goes_on_behind_tokens_drawn_elsewhere_has_so_many_fewer_to_come() -> None:
+    pacer, seq = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.05, expected=528)
+    seq.token_ids += [1] * 400
+    pacer.note([seq], 10.0)
+    seq.token_ids += [1] * 20
+    assert pacer.paced(11.0) == [Paced(0.05, 1.0, 20, 108)]
 
 
 @pytest.mark.parametrize(

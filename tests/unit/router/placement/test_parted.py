@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.step_model import StepWork
+from diptych.step_model import StepModel, StepWork
 from router.placement.parting import Parting
 from router.placement.predicted import Predicted
 from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
@@ -96,6 +96,29 @@ def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() 
     assert are_apart(Parting(), eight_s, three_s)
     assert not are_apart(Parting(), eight_s, two_s)
     assert not are_apart(Parting(), eight_s, two_s, three_s)
+
+
+def test_what_one_of_the_two_learned_of_late_does_not_part_them() -> None:
+    """What steps take varies: it is the average of both that counts."""
+    usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, 0.07))
+    snapshot = soft()
+    first, other = snapshot.decode
+    for costs, are_apart in (((0.02, 0.04), True), ((0.04, 0.02), True), ((0.032, 0.045), False)):
+        parting = Parting()
+        for _ in range(10):
+            parting.learn(usual, 300, 2)
+        told = tuple(
+            replace(view, engine=replace(view.engine, model=with_constant(fixed_s)))
+            for view, fixed_s in zip((first, other), costs, strict=True)
+            if view.engine is not None
+        )
+        whole = replace(snapshot, decode=told)
+        assert (parting.together(whole) is None) is are_apart, costs
+
+
+def with_constant(fixed_s: float) -> StepModel:
+    """Steps that only decode take that and 4.5 ms for each of about three hundred tokens."""
+    return MODEL._replace(decode=MODEL.decode._replace(fixed_s=fixed_s))
 
 
 def parted(usual: Query = QUERY_OF_PACE) -> Predicted:

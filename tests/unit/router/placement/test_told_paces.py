@@ -1,6 +1,7 @@
 """Placement beside sequences of which workers tell how far they are."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from router.placement.types import (
     DecodeView,
     EngineView,
     Objectives,
+    Paired,
     Placement,
+    PrefillView,
     Promise,
     Query,
     Snapshot,
@@ -32,7 +35,7 @@ QUERY = Query(
 )
 
 
-def worker(*paced: Paced, num_queued: int = 0, **changes: object) -> DecodeView:
+def worker(*paced: Paced, num_queued: int = 0, **changes: Any) -> DecodeView:
     """One that decodes those, told just now, with prompts of so many tokens before it."""
     num = len(paced)
     engine = EngineView(
@@ -51,7 +54,7 @@ def worker(*paced: Paced, num_queued: int = 0, **changes: object) -> DecodeView:
         proven=frozenset(),
         engine=engine,
     )
-    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(view, **changes)
 
 
 def placed(*decodes: DecodeView, query: Query = QUERY) -> Placement | None:
@@ -137,3 +140,87 @@ def test_what_prompts_take_of_the_time_of_both_roles_is_in_how_far_they_are() ->
     assert placed(worker(worn, prefill_time_ratio=0.6), query=loose) is None
     ample = Paced(0.05, 0.05 * 200 - 4.0, 100, 100)
     assert placed(worker(ample, prefill_time_ratio=0.6), query=loose) is not None
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 0.9])
+def test_a_prompt_takes_as_long_of_each_however_many_were_computed_of_late(ratio: float) -> None:
+    """90 ms of who has 50 ms to spare, and 150 ms; what the request itself expects is no matter."""
+    short = dataclasses.replace(QUERY, num_tokens=200, objectives=Objectives(5.0, 0.2))
+    for spare_s, is_placed in ((0.05, False), (0.15, True)):
+        one = Paced(0.2, 0.2 * 200 - 1.0 - spare_s, 100, 100)
+        placement = placed(worker(one, prefill_time_ratio=ratio), query=short)
+        assert (placement is not None) is is_placed, spare_s
+
+
+def test_what_prompts_attend_to_that_were_sent_since_is_to_be_lost_too() -> None:
+    """3,000 tokens of others, 0.3 s but for what they attend to: 0.45 s with it, as for ours."""
+    costly = MODEL._replace(prefill=StepCost(0.0, 0.0, 0.0, 0.0001, 1e-7, 1.05, NUM_KNOWN_STEPS))
+    query = dataclasses.replace(QUERY, num_tokens=3000, num_max_tokens=3100)
+    view = worker(in_time(-0.1))
+    assert view.engine is not None
+    free = dataclasses.replace(view.engine, model=costly)
+    assert placed(dataclasses.replace(view, engine=free), query=query) is not None
+    sent = dataclasses.replace(free, num_departed_tokens=3000)
+    assert placed(dataclasses.replace(view, engine=sent), query=query) is None
+
+
+def test_a_prompt_for_another_worker_costs_those_beside_whom_it_is_computed() -> None:
+    """Who decodes it slows nobody down here, and computes nothing."""
+    source = dataclasses.replace(worker(in_time(0.6)), proven=frozenset({"d2"}))
+    computing = PrefillView(
+        worker=D1, num_pending_tokens=0, max_model_len=4096, engine=source.engine
+    )
+    target = dataclasses.replace(
+        worker(in_time(0.6)), worker=D2, local_prefill=False, proven=frozenset({"d1"})
+    )
+    assert made().place(QUERY, Snapshot((computing,), (source, target))) is None
+    calm = dataclasses.replace(source, engine=worker(in_time()).engine)
+    computing = dataclasses.replace(computing, engine=calm.engine)
+    placement = made().place(QUERY, Snapshot((computing,), (calm, target)))
+    assert placement is not None
+
+
+# A token takes 10 ms and 5 ms for each that decodes.
+ROWS_COST = MODEL._replace(decode=StepCost(0.01, 0.005, 0.0, 0.0, 0.0, 1.02, NUM_KNOWN_STEPS))
+TINY = dataclasses.replace(QUERY, num_tokens=10, objectives=Objectives(5.0, 0.05))
+
+
+def beside_rows(allowed_s: float, **changes: Any) -> DecodeView:
+    """Decodes one that may take so long for each of a hundred tokens, and takes 15 ms."""
+    view = worker(Paced(0.05, 0.05 * 200 - 100 * allowed_s, 100, 100), **changes)
+    assert view.engine is not None
+    engine = dataclasses.replace(view.engine, model=ROWS_COST)
+    return dataclasses.replace(view, engine=engine)
+
+
+@pytest.mark.parametrize(("num_output", "is_placed"), [(10, True), (90, False)])
+def test_one_sequence_more_slows_others_down_while_it_is_there(
+    num_output: int, is_placed: bool
+) -> None:
+    """By 5 ms with each of its tokens, of the 165 ms that the other one has to spare."""
+    query = dataclasses.replace(TINY, num_output_tokens=num_output)
+    assert (placed(beside_rows(0.0165), query=query) is not None) is is_placed
+
+
+def test_who_only_computes_a_prompt_takes_no_place_among_those_that_decode() -> None:
+    source = beside_rows(0.0165, proven=frozenset({"d2"}))
+    computing = PrefillView(
+        worker=D1, num_pending_tokens=0, max_model_len=4096, engine=source.engine
+    )
+    target = dataclasses.replace(worker(), worker=D2, local_prefill=False, proven=frozenset({"d1"}))
+    query = dataclasses.replace(TINY, num_output_tokens=90)
+    placement = made().place(query, Snapshot((computing,), (source, target)))
+    assert isinstance(placement, Paired)
+    assert placement.prefill == D1
+
+
+def test_of_those_that_were_promised_a_pace_only_who_is_not_told_of_counts_by_that() -> None:
+    policy = made()
+    for _ in range(5):
+        policy.began(D1, Promise(0.02, 40))  # one prompt is more than that bears
+    view = dataclasses.replace(worker(*[in_time()] * 4), num_sequences=5)
+    served = dataclasses.replace(QUERY, may_refuse=False)
+    placement = policy.place(served, Snapshot(decode=(view,), has_prefill_pool=False))
+    assert isinstance(placement, DecodeOnly)
+    assert placement.forecast is not None
+    assert placement.forecast.chosen.num_missed == pytest.approx(1.0, abs=0.01)

@@ -167,9 +167,10 @@ class RouterSequences:
             stopped = self._stop_pull(held)
             if not proven:
                 self._leave_unfinished_reads(held)
-            self._engine.start(
-                held.sequence, list(command.emitted_token_ids), command.compute_missing
-            )
+            emitted = list(command.emitted_token_ids)
+            if emitted:
+                held.sequence.emitted(command.emitted_age_s)
+            self._engine.start(held.sequence, emitted, command.compute_missing)
         except DiptychError as error:
             return [*stopped, *self._end(sequence_id, error=error)]
         held.move(HeldEvent.START)

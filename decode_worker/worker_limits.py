@@ -1,5 +1,6 @@
 """What a decode worker can and may do, and the checks that follow from it. Pure."""
 
+import math
 from dataclasses import dataclass
 
 from diptych.errors import InvalidRequestError
@@ -29,6 +30,10 @@ class WorkerLimits:
                 field="start.emitted_token_ids",
             )
         check_token_ids(emitted, vocab_size=self.vocab_size, field="start.emitted_token_ids")
+        if not 0.0 <= start.emitted_age_s < math.inf:
+            raise InvalidRequestError(
+                f"{start.emitted_age_s} is no time", field="start.emitted_age_s"
+            )
         if not proven and not start.compute_missing:
             raise InvalidRequestError("the sequence is not proven", field="start.compute_missing")
         if not proven and not self.local_prefill:

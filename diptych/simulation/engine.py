@@ -162,7 +162,7 @@ class SimulatedEngine:
         self._settle()
         self.scheduler.start(seq, emitted, compute_missing=True)
         if first_token_s is not None:
-            self._last_token_s[seq] = first_token_s
+            self._last_token_s[seq] = seq.emitted_s = first_token_s
         self._wake()
 
     def release(self, seq: Sequence) -> None:

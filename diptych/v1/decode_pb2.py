@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/decode.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\xa4\x02\n\rDecodeCommand\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.diptych.v1.HelloH\x00\x12\"\n\x05peers\x18\x02 \x01(\x0b\x32\x11.diptych.v1.PeersH\x00\x12&\n\x07reserve\x18\x03 \x01(\x0b\x32\x13.diptych.v1.ReserveH\x00\x12 \n\x04\x62ind\x18\x04 \x01(\x0b\x32\x10.diptych.v1.BindH\x00\x12\"\n\x05start\x18\x05 \x01(\x0b\x32\x11.diptych.v1.StartH\x00\x12&\n\x07release\x18\x06 \x01(\x0b\x32\x13.diptych.v1.ReleaseH\x00\x12*\n\theartbeat\x18\x07 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"#\n\x05Hello\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"(\n\x05Peers\x12\x1f\n\x05peers\x18\x01 \x03(\x0b\x32\x10.diptych.v1.Peer\",\n\x04Peer\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xde\x01\n\x07Reserve\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.diptych.v1.SequenceSpec\x12<\n\rtrace_context\x18\x04 \x03(\x0b\x32%.diptych.v1.Reserve.TraceContextEntry\x12\x0f\n\x07to_pull\x18\x05 \x01(\x08\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfd\x01\n\x04\x42ind\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x04 \x01(\t\x12\x0e\n\x06ticket\x18\x05 \x01(\x0c\x12\x1b\n\x13\x66irst_missing_token\x18\x06 \x01(\r\x12\x39\n\rtrace_context\x18\x07 \x03(\x0b\x32\".diptych.v1.Bind.TraceContextEntry\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc1\x01\n\x05Start\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x19\n\x11\x65mitted_token_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x63ompute_missing\x18\x03 \x01(\x08\x12:\n\rtrace_context\x18\x04 \x03(\x0b\x32#.diptych.v1.Start.TraceContextEntry\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\x07Release\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\xb5\x02\n\x0b\x44\x65\x63odeEvent\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.diptych.v1.WelcomeH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.diptych.v1.ReservedH\x00\x12$\n\x06proven\x18\x03 \x01(\x0b\x32\x12.diptych.v1.ProvenH\x00\x12-\n\x0bpull_failed\x18\x04 \x01(\x0b\x32\x16.diptych.v1.PullFailedH\x00\x12&\n\x04step\x18\x05 \x01(\x0b\x32\x16.diptych.v1.StepTokensH\x00\x12\"\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x11.diptych.v1.EndedH\x00\x12*\n\theartbeat\x18\x07 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\x1e\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\":\n\x08Reserved\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"X\n\x06Proven\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12(\n\x05stats\x18\x03 \x01(\x0b\x32\x19.diptych.v1.TransferStats\"l\n\nPullFailed\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.diptych.v1.PullFailure\x12\x0f\n\x07message\x18\x04 \x01(\t\";\n\nStepTokens\x12-\n\tsequences\x18\x01 \x03(\x0b\x32\x1a.diptych.v1.SequenceTokens\"\x88\x01\n\x0eSequenceTokens\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07margins\x18\x04 \x03(\x02\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.diptych.v1.TokenLogprobs\"\xf1\x01\n\x05\x45nded\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.diptych.v1.Failure\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\'\n\x1anum_computed_prompt_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x1d\n\x1b_num_computed_prompt_tokens*\xda\x01\n\x0bPullFailure\x12\x1c\n\x18PULL_FAILURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18PULL_FAILURE_SOURCE_LOST\x10\x01\x12\x1f\n\x1bPULL_FAILURE_TICKET_INVALID\x10\x02\x12\x1a\n\x16PULL_FAILURE_TRANSPORT\x10\x03\x12\x19\n\x15PULL_FAILURE_UNPROVEN\x10\x04\x12\x17\n\x13PULL_FAILURE_LAYOUT\x10\x05\x12\x1e\n\x1aPULL_FAILURE_NOT_CONNECTED\x10\x06\x32J\n\x06\x44\x65\x63ode\x12@\n\x06\x44\x65\x63ode\x12\x19.diptych.v1.DecodeCommand\x1a\x17.diptych.v1.DecodeEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/decode.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\xa4\x02\n\rDecodeCommand\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.diptych.v1.HelloH\x00\x12\"\n\x05peers\x18\x02 \x01(\x0b\x32\x11.diptych.v1.PeersH\x00\x12&\n\x07reserve\x18\x03 \x01(\x0b\x32\x13.diptych.v1.ReserveH\x00\x12 \n\x04\x62ind\x18\x04 \x01(\x0b\x32\x10.diptych.v1.BindH\x00\x12\"\n\x05start\x18\x05 \x01(\x0b\x32\x11.diptych.v1.StartH\x00\x12&\n\x07release\x18\x06 \x01(\x0b\x32\x13.diptych.v1.ReleaseH\x00\x12*\n\theartbeat\x18\x07 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"#\n\x05Hello\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"(\n\x05Peers\x12\x1f\n\x05peers\x18\x01 \x03(\x0b\x32\x10.diptych.v1.Peer\",\n\x04Peer\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xde\x01\n\x07Reserve\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.diptych.v1.SequenceSpec\x12<\n\rtrace_context\x18\x04 \x03(\x0b\x32%.diptych.v1.Reserve.TraceContextEntry\x12\x0f\n\x07to_pull\x18\x05 \x01(\x08\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfd\x01\n\x04\x42ind\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x04 \x01(\t\x12\x0e\n\x06ticket\x18\x05 \x01(\x0c\x12\x1b\n\x13\x66irst_missing_token\x18\x06 \x01(\r\x12\x39\n\rtrace_context\x18\x07 \x03(\x0b\x32\".diptych.v1.Bind.TraceContextEntry\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd8\x01\n\x05Start\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x19\n\x11\x65mitted_token_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x63ompute_missing\x18\x03 \x01(\x08\x12:\n\rtrace_context\x18\x04 \x03(\x0b\x32#.diptych.v1.Start.TraceContextEntry\x12\x15\n\remitted_age_s\x18\x05 \x01(\x01\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\x07Release\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\xb5\x02\n\x0b\x44\x65\x63odeEvent\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.diptych.v1.WelcomeH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.diptych.v1.ReservedH\x00\x12$\n\x06proven\x18\x03 \x01(\x0b\x32\x12.diptych.v1.ProvenH\x00\x12-\n\x0bpull_failed\x18\x04 \x01(\x0b\x32\x16.diptych.v1.PullFailedH\x00\x12&\n\x04step\x18\x05 \x01(\x0b\x32\x16.diptych.v1.StepTokensH\x00\x12\"\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x11.diptych.v1.EndedH\x00\x12*\n\theartbeat\x18\x07 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\x1e\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\":\n\x08Reserved\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"X\n\x06Proven\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12(\n\x05stats\x18\x03 \x01(\x0b\x32\x19.diptych.v1.TransferStats\"l\n\nPullFailed\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x62ind_id\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.diptych.v1.PullFailure\x12\x0f\n\x07message\x18\x04 \x01(\t\";\n\nStepTokens\x12-\n\tsequences\x18\x01 \x03(\x0b\x32\x1a.diptych.v1.SequenceTokens\"\x88\x01\n\x0eSequenceTokens\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07margins\x18\x04 \x03(\x02\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.diptych.v1.TokenLogprobs\"\xf1\x01\n\x05\x45nded\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.diptych.v1.Failure\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\'\n\x1anum_computed_prompt_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x1d\n\x1b_num_computed_prompt_tokens*\xda\x01\n\x0bPullFailure\x12\x1c\n\x18PULL_FAILURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18PULL_FAILURE_SOURCE_LOST\x10\x01\x12\x1f\n\x1bPULL_FAILURE_TICKET_INVALID\x10\x02\x12\x1a\n\x16PULL_FAILURE_TRANSPORT\x10\x03\x12\x19\n\x15PULL_FAILURE_UNPROVEN\x10\x04\x12\x17\n\x13PULL_FAILURE_LAYOUT\x10\x05\x12\x1e\n\x1aPULL_FAILURE_NOT_CONNECTED\x10\x06\x32J\n\x06\x44\x65\x63ode\x12@\n\x06\x44\x65\x63ode\x12\x19.diptych.v1.DecodeCommand\x1a\x17.diptych.v1.DecodeEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BIND_TRACECONTEXTENTRY']._serialized_options = b'8\001'
   _globals['_START_TRACECONTEXTENTRY']._loaded_options = None
   _globals['_START_TRACECONTEXTENTRY']._serialized_options = b'8\001'
-  _globals['_PULLFAILURE']._serialized_start=2242
-  _globals['_PULLFAILURE']._serialized_end=2460
+  _globals['_PULLFAILURE']._serialized_start=2265
+  _globals['_PULLFAILURE']._serialized_end=2483
   _globals['_DECODECOMMAND']._serialized_start=65
   _globals['_DECODECOMMAND']._serialized_end=357
   _globals['_HELLO']._serialized_start=359
@@ -57,27 +57,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BIND_TRACECONTEXTENTRY']._serialized_start=656
   _globals['_BIND_TRACECONTEXTENTRY']._serialized_end=707
   _globals['_START']._serialized_start=966
-  _globals['_START']._serialized_end=1159
+  _globals['_START']._serialized_end=1182
   _globals['_START_TRACECONTEXTENTRY']._serialized_start=656
   _globals['_START_TRACECONTEXTENTRY']._serialized_end=707
-  _globals['_RELEASE']._serialized_start=1161
-  _globals['_RELEASE']._serialized_end=1191
-  _globals['_DECODEEVENT']._serialized_start=1194
-  _globals['_DECODEEVENT']._serialized_end=1503
-  _globals['_WELCOME']._serialized_start=1505
-  _globals['_WELCOME']._serialized_end=1535
-  _globals['_RESERVED']._serialized_start=1537
-  _globals['_RESERVED']._serialized_end=1595
-  _globals['_PROVEN']._serialized_start=1597
-  _globals['_PROVEN']._serialized_end=1685
-  _globals['_PULLFAILED']._serialized_start=1687
-  _globals['_PULLFAILED']._serialized_end=1795
-  _globals['_STEPTOKENS']._serialized_start=1797
-  _globals['_STEPTOKENS']._serialized_end=1856
-  _globals['_SEQUENCETOKENS']._serialized_start=1859
-  _globals['_SEQUENCETOKENS']._serialized_end=1995
-  _globals['_ENDED']._serialized_start=1998
-  _globals['_ENDED']._serialized_end=2239
-  _globals['_DECODE']._serialized_start=2462
-  _globals['_DECODE']._serialized_end=2536
+  _globals['_RELEASE']._serialized_start=1184
+  _globals['_RELEASE']._serialized_end=1214
+  _globals['_DECODEEVENT']._serialized_start=1217
+  _globals['_DECODEEVENT']._serialized_end=1526
+  _globals['_WELCOME']._serialized_start=1528
+  _globals['_WELCOME']._serialized_end=1558
+  _globals['_RESERVED']._serialized_start=1560
+  _globals['_RESERVED']._serialized_end=1618
+  _globals['_PROVEN']._serialized_start=1620
+  _globals['_PROVEN']._serialized_end=1708
+  _globals['_PULLFAILED']._serialized_start=1710
+  _globals['_PULLFAILED']._serialized_end=1818
+  _globals['_STEPTOKENS']._serialized_start=1820
+  _globals['_STEPTOKENS']._serialized_end=1879
+  _globals['_SEQUENCETOKENS']._serialized_start=1882
+  _globals['_SEQUENCETOKENS']._serialized_end=2018
+  _globals['_ENDED']._serialized_start=2021
+  _globals['_ENDED']._serialized_end=2262
+  _globals['_DECODE']._serialized_start=2485
+  _globals['_DECODE']._serialized_end=2559
 # @@protoc_insertion_point(module_scope)

@@ -110,7 +110,7 @@ class Bind(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., bind_id: _Optional[int] = ..., source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., ticket: _Optional[bytes] = ..., first_missing_token: _Optional[int] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("sequence_id", "emitted_token_ids", "compute_missing", "trace_context")
+    __slots__ = ("sequence_id", "emitted_token_ids", "compute_missing", "trace_context", "emitted_age_s")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,11 +122,13 @@ class Start(_message.Message):
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MISSING_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     compute_missing: bool
     trace_context: _containers.ScalarMap[str, str]
-    def __init__(self, sequence_id: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., compute_missing: _Optional[bool] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    emitted_age_s: float
+    def __init__(self, sequence_id: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., compute_missing: _Optional[bool] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., emitted_age_s: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("sequence_id",)

@@ -83,6 +83,7 @@ class Start(NamedTuple):
     sequence_id: int
     emitted: tuple[int, ...]
     compute_missing: bool
+    emitted_age_s: float = 0.0  # for how long the last of them has been out
 
 
 class Release(NamedTuple):

@@ -48,6 +48,7 @@ class Attempt:
         self._num_prompt_tokens = num_prompt_tokens
         self._deps = deps
         self._do = do
+        self._emitted_s: float | None = None  # when its first token came, from the lease
         self._is_in_order = False
         self._next: WorkerId | None = None  # to be asked for the other half, once one is held
 
@@ -84,6 +85,10 @@ class Attempt:
         """The reservation, if it is this one."""
         held = self.reservation
         return held if held is not None and held.sequence_id == sequence_id else None
+
+    def emitted(self) -> None:
+        """The first token of this attempt is out just now."""
+        self._emitted_s = self._deps.clock()
 
     def may_ask(self, worker: WorkerId, pair: Paired) -> bool:
         """Whether it may be asked for the other half of what is held, so that both are ``pair``."""
@@ -281,7 +286,10 @@ class Attempt:
     def _start(self, held: DecodeReservation, output: Sequence[int], *, compute: bool) -> None:
         held.move(ReservationEvent.START)
         self.computing.add(held.worker)
-        self._do(actions.Start(held.sequence_id, tuple(output[self.base :]), compute))
+        emitted, age_s = tuple(output[self.base :]), 0.0
+        if emitted and self._emitted_s is not None:
+            age_s = self._deps.clock() - self._emitted_s
+        self._do(actions.Start(held.sequence_id, emitted, compute, age_s))
 
     def _book_cached(self, num_tokens: int) -> None:
         """Over several attempts the least counts."""

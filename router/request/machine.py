@@ -262,6 +262,7 @@ class RequestMachine:
         elif self.attempt.reservation is None:
             self._follow(self._fail_over.lease_broken("it did not end what it had alone"))
         else:
+            self.attempt.emitted()
             self._start_proven()
 
     def _on_reserved(self, event: events.Reserved) -> None:

@@ -128,5 +128,6 @@ def start(action: actions.Start, trace_context: Mapping[str, str] = _NO_TRACE) -
         sequence_id=action.sequence_id,
         emitted_token_ids=action.emitted,
         compute_missing=action.compute_missing,
+        emitted_age_s=action.emitted_age_s,
         trace_context=trace_context,
     )

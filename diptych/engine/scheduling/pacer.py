@@ -33,7 +33,7 @@ _WAITED = 0.5  # of the time that a prompt could wait
 
 
 class _Began(NamedTuple):
-    """When a sequence was first seen to decode, and how long it was."""
+    """Since when a sequence decodes, and how long it was then."""
 
     at_s: float
     num_tokens: int
@@ -75,7 +75,7 @@ class Pacer:
         """These get a token with the step that is decided now; nothing is promised to batches."""
         began = self._began
         self._began = {
-            seq: began.get(seq) or _Began(now_s, seq.num_planned_tokens)
+            seq: began.get(seq) or _begins(seq, now_s)
             for seq in decoding
             if (seq.tpot_s or self._tpot_s) and not seq.yields
         }
@@ -203,6 +203,13 @@ class Pacer:
     def _answer(self, num_tokens: int | None) -> int | None:
         self._holds = num_tokens == 0
         return num_tokens
+
+
+def _begins(seq: Sequence, now_s: float) -> _Began:
+    """Who was handed over has waited since its first token; who begins anew has not."""
+    at_s = now_s if seq.emitted_s is None else min(now_s, seq.emitted_s)
+    seq.emitted_s = None
+    return _Began(at_s, seq.num_planned_tokens)
 
 
 def _soonest_s(firm_s: float, asked: Iterable[_Owing]) -> float:

@@ -58,6 +58,7 @@ class Sequence:
     due_s: float = math.inf  # its first token is wanted by then, by the engine's clock
     tpot_s: float = 0.0  # between tokens on average, that it is promised: see pacer.py; 0: nothing
     num_expected_tokens: int = 0  # of its whole answer; 0: not known
+    emitted_s: float | None = None  # its last token was drawn elsewhere, and out then; see pacer.py
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -126,6 +127,10 @@ class Sequence:
         return (
             num_tokens - 1 if self.report is None else self.report.num_shareable_tokens(num_tokens)
         )
+
+    def emitted(self, age_s: float) -> None:
+        """Its last token has been out for so long, and was drawn elsewhere."""
+        self.emitted_s = time.monotonic() - age_s
 
     @classmethod
     def from_spec(

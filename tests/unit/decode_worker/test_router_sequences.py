@@ -4,6 +4,7 @@ The scheduler and the pool are the real ones; pulls are a model of the transport
 an abandoned or failed pull may leave reads that write into its blocks until they end.
 """
 
+import time
 from itertools import count
 
 import pytest
@@ -281,6 +282,24 @@ def test_local_prefill_may_be_forbidden() -> None:
     decided = sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
     assert failure_of(decided) == "REQUEST_INVALID"
     assert len(sequences) == 0
+
+
+def test_a_pace_counts_from_when_the_first_token_was_out() -> None:
+    rig = Rig()
+    sequences = rig.sequences()
+    for sequence_id, emitted in ((1, [1]), (2, [])):
+        sequences.reserve(reserve(sequence_id, 3))
+        sequences.start(
+            decode_pb2.Start(
+                sequence_id=sequence_id,
+                emitted_token_ids=emitted,
+                emitted_age_s=0.5,
+                compute_missing=True,
+            )
+        )
+    told, silent = (sequences._held[sequence_id].sequence for sequence_id in (1, 2))
+    assert told.emitted_s == pytest.approx(time.monotonic() - 0.5, abs=0.25)
+    assert silent.emitted_s is None
 
 
 def test_fallbacks_are_told_apart() -> None:

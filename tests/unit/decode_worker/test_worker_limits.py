@@ -1,5 +1,7 @@
 """What a decode worker refuses of a Start."""
 
+import math
+
 import pytest
 
 from decode_worker.worker_limits import WorkerLimits
@@ -19,6 +21,14 @@ def refusal(emitted: list[int]) -> str:
 def test_what_leaves_room_and_is_known_may_start() -> None:
     start = decode_pb2.Start(emitted_token_ids=[1, 2, 9])
     LIMITS.check_start(start, num_tokens=4, proven=True)
+
+
+@pytest.mark.parametrize("age_s", [-0.1, math.nan, math.inf])
+def test_what_is_no_time_is_named(age_s: float) -> None:
+    start = decode_pb2.Start(emitted_token_ids=[1], emitted_age_s=age_s)
+    with pytest.raises(InvalidRequestError) as caught:
+        LIMITS.check_start(start, num_tokens=4, proven=True)
+    assert caught.value.message == f"start.emitted_age_s: {age_s} is no time"
 
 
 def test_an_unknown_token_is_named() -> None:

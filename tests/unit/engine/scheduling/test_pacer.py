@@ -63,6 +63,22 @@ def test_who_decodes_and_asked_for_a_pace_is_told_of_with_how_far_it_is() -> Non
     assert pacer.paced(12.5) == [Paced(0.05, 0.5, 1, 20)]
 
 
+def test_who_was_handed_over_has_waited_since_its_first_token() -> None:
+    """Once: if it loses its place and begins anew, from then on."""
+    pacer, seq = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.05, expected=30)
+    seq.token_ids += [1]
+    seq.emitted_s = 9.75
+    pacer.note([seq], 10.0)
+    assert pacer.paced(10.25) == [Paced(0.05, 0.5, 0, 29)]
+    pacer.note([], 11.0)
+    pacer.note([seq], 12.0)
+    assert pacer.paced(12.25) == [Paced(0.05, 0.25, 0, 29)]
+    early = make_sequence(9, tpot_s=0.05)
+    early.emitted_s = 13.0  # by a step that is planned ahead
+    pacer.note([early], 12.5)
+    assert pacer.paced(12.75)[0].decoding_s == 0.25
+
+
 def test_who_goes_on_behind_tokens_drawn_elsewhere_has_so_many_fewer_to_come() -> None:
     pacer, seq = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.05, expected=528)
     seq.token_ids += [1] * 400

@@ -146,6 +146,16 @@ def test_without_another_prefill_worker_the_reservation_recomputes() -> None:
     assert world.retries == ["recompute"]
 
 
+def test_a_worker_hears_for_how_long_the_first_token_has_been_out() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.bind()
+    world.first()
+    world.pass_time(0.25)
+    world.prove()
+    first = world.reservation.sequence_id
+    assert world.started[first] == actions.Start(first, (20,), False, 0.25)
+
+
 def test_forbidden_recompute_waits_instead() -> None:
     world = World(prefills=("p1",), decodes=("d1",), allow_recompute=False).begin()
     world.accept()

@@ -107,7 +107,8 @@ def test_commands_carry_all_that_the_action_says() -> None:
         ticket=b"t",
         first_missing_token=16,
     )
-    start = worker_messages.start(actions.Start(1, (5, 6), True))
+    start = worker_messages.start(actions.Start(1, (5, 6), True, 0.25))
+    assert start.emitted_age_s == 0.25
     assert (start.sequence_id, list(start.emitted_token_ids), start.compute_missing) == (
         1,
         [5, 6],

@@ -68,3 +68,13 @@ def test_what_cannot_be_is_not_heard(wrong: dict[str, Any]) -> None:
 def test_of_a_worker_that_tells_of_more_no_more_are_heard() -> None:
     told = to_proto([Paced(0.02, 0.5, 10, 20)] * (MOST_TOLD + 9))
     assert len(from_proto(told)) == MOST_TOLD
+
+
+def test_seconds_to_spare_are_those_beside_all_tokens_to_come() -> None:
+    short, long = Paced(0.02, 2.0, 100, 100), Paced(0.02, 11.1, 100, 1000)  # 1 s and 0.9 s
+    assert tightest([short, long], token_s=0.01) == [long, short]
+
+
+def test_who_has_less_than_four_fifths_of_what_tokens_take_has_missed() -> None:
+    kept, lost = Paced(0.02, 4.0 - 0.81, 100, 100), Paced(0.02, 4.0 - 0.79, 100, 100)
+    assert tightest([kept, lost], token_s=0.01) == [kept]

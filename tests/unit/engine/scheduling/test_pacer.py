@@ -354,3 +354,13 @@ def test_long_prompts_beside_decodes_break_no_promise(paced: str, expected: int)
         run.step()
     last_s = max(run.late_s(seq, 299) for seq in running)
     assert last_s <= 1e-9
+
+
+def test_a_token_of_a_step_in_flight_is_not_drawn_yet() -> None:
+    pacer, seq = Pacer(None, BUDGET), make_sequence(9, tpot_s=0.05, expected=30)
+    seq.num_unknown_tokens = 1  # its first
+    pacer.note([seq], 10.0)
+    assert pacer.paced(10.0)[0].num_drawn == 0
+    seq.token_ids += [1]
+    pacer.note([seq], 10.1)
+    assert pacer.paced(10.1)[0].num_drawn == 0, "the second is in flight"

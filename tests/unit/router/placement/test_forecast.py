@@ -2,11 +2,20 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
-from router.placement.forecast import Queue, Span, of_decode, of_prefill, of_prompts
+from router.placement.forecast import (
+    PrefillForecast,
+    Queue,
+    Span,
+    of_decode,
+    of_prefill,
+    of_prompts,
+    queued_stall_s,
+)
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 MODEL = StepModel(
@@ -242,3 +251,37 @@ def test_a_payers_first_prompt_waits_for_no_more_than_a_step_of_others() -> None
     assert part.first_token.expected_s == pytest.approx(half.first_token.expected_s)
     assert passing.first_token.expected_s < part.first_token.expected_s
     assert part.first_token.expected_s < behind_all.first_token.expected_s
+
+
+def test_a_span_between_two_is_so_in_both_its_figures() -> None:
+    assert Span(1.0, 2.0).towards(Span(3.0, 6.0), 0.25) == Span(1.5, 3.0)
+
+
+def test_what_surely_suffices_is_too_little_once_in_two_hundred() -> None:
+    span = Span(0.01, 0.0105)
+    assert span.miss_ratio(span.surely_s) == pytest.approx(0.0052, abs=2e-4)
+    assert Span(0.0, 0.0).surely_s == 0.0
+
+
+def test_who_decodes_has_a_token_with_each_step_of_a_prompt() -> None:
+    computed = PrefillForecast(Span(1.0, 1.0), 0.5, 2)
+    assert computed.stall_s(0.04) == pytest.approx(0.42)
+    assert computed.stall_s(0.3) == 0.0
+
+
+def test_what_each_has_yet_to_lose_to_prompts_that_are_there() -> None:
+    def lost_s(**changes: Any) -> float:
+        return queued_stall_s(decode_view(engine(**changes)), 300, 0.04)
+
+    queued = StepWork.of_prompt(900, 0)
+    all_s = 2 * 0.1 + 0.9 + queued.num_attention_pairs * 1e-7 - 2 * 0.04
+    assert lost_s(work=queued) == pytest.approx(all_s)
+    assert lost_s(work=queued, age_s=0.3) == pytest.approx(all_s - 0.3)
+    assert lost_s(work=queued, age_s=-0.3) == pytest.approx(all_s), "its step is yet to begin"
+    assert lost_s(work=queued, age_s=9.0) == 0.0
+    sent_s = 0.1 + 0.3 + num_pairs(0, 300) * 1e-7 - 0.04
+    assert lost_s(since=300, age_s=0.3) == pytest.approx(sent_s), "it is at none of those"
+    few = MODEL._replace(prefill=MODEL.prefill._replace(num_steps=NUM_KNOWN_STEPS - 1))
+    assert lost_s(work=queued, model=few) == 0.0
+    silent = dataclasses.replace(engine(queued), max_batched_tokens=0)
+    assert queued_stall_s(decode_view(silent), 300, 0.04) == 0.0

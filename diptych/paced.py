@@ -25,10 +25,10 @@ class Paced(NamedTuple):
 
     @classmethod
     def expected(
-        cls, tpot_s: float, decoding_s: float, num_drawn: int, num_expected: int
+        cls, tpot_s: float, decoding_s: float, num_drawn: int, num_to_come: int
     ) -> "Paced":
-        """``num_expected`` tokens are to come; less than 1: nobody knows, or it outlived that."""
-        num_more = max(num_expected, 1 + num_drawn // _OUTLIVING)
+        """So many tokens are to come; less than 1: nobody knows, or it outlived that."""
+        num_more = max(num_to_come, 1 + num_drawn // _OUTLIVING)
         return cls(tpot_s, decoding_s, num_drawn, num_more)
 
     def left_s(self, tpot_s: float) -> float:

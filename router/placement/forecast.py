@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
     @property
     def surely_s(self) -> float:
-        """What all but one of two hundred do not exceed, at the least."""
+        """What no more than one of two hundred exceed."""
         return self.upper_s * self.upper_s / self.expected_s if self.expected_s > 0.0 else 0.0
 
     def miss_ratio(self, within_s: float) -> float:
@@ -117,8 +117,6 @@ def queued_stall_s(view: DecodeView, num_tokens: int, step_s: float) -> float:
     if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
         return 0.0
     queued = _prompts(engine.work).plus(_sent_since(engine, StepWork.of_prompt(num_tokens, 0)))
-    if not queued.num_prefill_tokens:
-        return 0.0
     total_s, num_steps = _steps_s(engine, queued)
     is_at_them = engine.work.num_prefill_tokens and engine.prefill_age_s is not None
     over_s = max(0.0, engine.prefill_age_s or 0.0) if is_at_them else 0.0

@@ -45,7 +45,7 @@ class Bystanders(NamedTuple):
     """Sequences on one worker that does something for the request: what it costs each of them."""
 
     pace: DecodeForecast  # after: with all that the request is there
-    stalled_s: float = 0.0  # that each loses to the computing of its prompt
+    stalled_s: float = 0.0  # that each loses to the computing of its prompt, by that pace
     promised: Promised = NOTHING_PROMISED
     told: ToldPaces = NOTHING_TOLD
 
@@ -74,9 +74,8 @@ class Bystanders(NamedTuple):
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
                 barring += part * num * self._more_missed(wide_s, length)
-        told, told_barring = self.told.more_missed(tpot_s, num_output_tokens)
-        others, barring = others + told, barring + told_barring
-        return Missed(others, barring)
+        told = self.told.more_missed(tpot_s, num_output_tokens)
+        return Missed(others + told.num_all, barring + told.num_barring)
 
     def _lengths(self) -> Sequence[tuple[int, int]]:
         """As promised; which answer is how long matters where each loses so much at once."""

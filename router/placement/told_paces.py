@@ -27,23 +27,30 @@ class _One(NamedTuple):
     missed: float  # how likely it misses its pace
 
 
+class MoreMissed(NamedTuple):
+    """Paces that are missed because of a request, by expectation."""
+
+    num_all: float
+    num_barring: float  # if none had a tighter one than the request asks for
+
+
 class ToldPaces(NamedTuple):
     """As of when the worker told. Times in s."""
 
     num_rows: int  # that decoded then
-    ones: tuple[_One, ...]  # of these, who has the least to lose
+    ones: tuple[_One, ...]  # of these, who can lose the least
     before: Span  # between two tokens, but for prompts; as it is
     after: Span  # with one sequence more
     queued_s: float  # that each loses to prompts that are there
-    stalled_s: float = 0.0  # and to one more
+    stalled_s: float = 0.0  # and to one more, beside steps without any
 
     def beside(self, computed: PrefillForecast) -> "ToldPaces":
         """With that prompt computed there."""
         return self._replace(stalled_s=computed.stall_s(self.before.expected_s))
 
-    def more_missed(self, tpot_s: float | None, num_output_tokens: int) -> tuple[float, float]:
-        """How many more of them miss their pace, with one more prompt and one sequence more for
-        so many tokens; and how many if none had a tighter one than ``tpot_s``. None: nobody then.
+    def more_missed(self, tpot_s: float | None, num_output_tokens: int) -> MoreMissed:
+        """With one more prompt, and for so many tokens one sequence more, which asks for that
+        pace; None: for none, and nobody bars it.
         """
         total, barring, surely_s = 0.0, 0.0, self.after.surely_s
         for one in self.ones:
@@ -58,10 +65,10 @@ class ToldPaces(NamedTuple):
                 barring += (
                     self._missing_that(one, tpot_s, num_output_tokens) if is_tighter else more
                 )
-        return total, barring
+        return MoreMissed(total, barring)
 
     def _missing_that(self, one: _One, tpot_s: float, num_output_tokens: int) -> float:
-        """The same of one sequence with that pace."""
+        """How much likelier one misses that pace, as if it had been promised no more."""
         left_s, num_more = one.paced.left_s(tpot_s) - self.queued_s, one.paced.num_more
         missed = self._missed(num_more, left_s, num_output_tokens)
         return max(0.0, missed - self.before.miss_ratio(left_s / num_more))

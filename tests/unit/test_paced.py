@@ -11,7 +11,7 @@ from diptych.v1 import worker_pb2
 
 def test_what_is_left_is_for_all_tokens_that_are_to_come() -> None:
     """60 tokens at 20 ms are to take 1.2 s; 0.9 of these are gone, and 20 tokens are to come."""
-    paced = Paced.expected(0.02, 0.9, 40, num_expected=20)
+    paced = Paced.expected(0.02, 0.9, 40, num_to_come=20)
     assert paced.left_s(0.02) == pytest.approx(0.3)
     assert paced.spare_s(0.01) == pytest.approx(0.1)
     assert paced.left_s(0.03) == pytest.approx(0.9), "with a wider pace there is more"

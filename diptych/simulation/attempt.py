@@ -87,6 +87,10 @@ class Owner(Protocol):
         """The first token is there."""
         ...
 
+    def went_on(self) -> None:
+        """The first token is there that whoever pulled the prompt has drawn."""
+        ...
+
     def ended(self) -> None:
         """The last token is there."""
         ...
@@ -127,6 +131,7 @@ class Attempt:
         self._owner = owner
         self._is_open = True
         self._is_proven = False
+        self._has_gone_on = False  # the reader has drawn a token
         self._drawn_s = 0.0
         self._lease: _Lease | None = None
         self._reservation: _Reservation | None = None
@@ -343,6 +348,9 @@ class Attempt:
         if not self.has_first and not held.seq.to_pull:
             self.has_first = True
             self._later(lambda: self._drew_alone(held))
+        elif held.seq.to_pull and not self._has_gone_on:
+            self._has_gone_on = True
+            self._later(self._owner.went_on)
         if update.finish_reason is not None:
             self._later(self._owner.ended)
 

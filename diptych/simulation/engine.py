@@ -88,7 +88,7 @@ class _Step(NamedTuple):
 
 class SimulatedEngine:
     """Owns one scheduler and one pool. Listeners hear of their sequence's update when a step
-    ended that finished it, drew its first token or computed a part of its prompt.
+    ended that finished it, drew its first token here or computed a part of its prompt.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class SimulatedEngine:
                 self._last_token_s[seq] = now_s
                 if before_s is not None:
                     self.gaps.add(now_s - before_s)
-            is_first = update.token is not None and seq.num_output_tokens == 1
+            is_first = update.token is not None and seq.num_output_tokens == _num_first(seq)
             if seq.prefill_only or is_first or update.finish_reason is not None:
                 told.append(update)
         for update in told:
@@ -357,8 +357,8 @@ class SimulatedEngine:
             return 1  # some sit out
         num = min(_MOST_TOGETHER, self.limits.max_batched_tokens // len(decoding))
         for seq in decoding:
-            if not seq.num_output_tokens:
-                return 1  # its first token is told of
+            if seq.num_output_tokens < _num_first(seq):
+                return 1  # its first token here is told of
             left = seq.sampling.max_tokens - seq.num_output_tokens
             num = min(num, left, self.limits.max_model_len - seq.num_tokens)
         wanted = sum(
@@ -423,3 +423,8 @@ class SimulatedEngine:
 def _token(seq: Sequence, chunk: Chunk) -> SampledToken | None:
     """Every token of one request is its number: no two requests' answers share blocks."""
     return None if chunk.sample is None else SampledToken(seq.key.sequence_id, math.nan)
+
+
+def _num_first(seq: Sequence) -> int:
+    """How many tokens of its answer are there with the first that is drawn here."""
+    return 2 if seq.to_pull else 1

@@ -131,6 +131,12 @@ class Journey:
             self.first_token = Foretold(forecast.chosen.ttft_s, self._agenda.now_s - placed_s)
             self._router.policy.came_true(forecast, self.first_token.took_s)
 
+    def went_on(self) -> None:
+        """See :class:`diptych.simulation.attempt.Owner`."""
+        if self._foretold is not None:
+            forecast, _ = self._foretold
+            self._router.policy.went_on(forecast, self._agenda.now_s - self._first_s)
+
     def ended(self) -> None:
         """See :class:`diptych.simulation.attempt.Owner`."""
         request = self.request

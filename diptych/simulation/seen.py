@@ -28,7 +28,7 @@ class Told:
         self.work: StepWork = work
         paced, decodes = engine.paced(), work.without_prompts
         token_s = engine.told_model.decode.expected_s(decodes)
-        self.num_paced, self.paced = len(paced), tuple(tightest(paced, token_s))
+        self.paced = tuple(tightest(paced, token_s))
         self.num_available_blocks = counts.free + counts.cached
         self.num_blocks = engine.pool.num_blocks
         scheduler = engine.scheduler
@@ -47,14 +47,13 @@ class Told:
         self,
         num_departed_tokens: int,
         num_computed_tokens: int = 0,
-        paced: tuple[Paced, ...] = (),
+        paced: tuple[Paced, ...] | None = None,
     ) -> EngineView:
         """With what the router sent since, and what it heard of that is done."""
         return EngineView(
             model=self.model,
             max_batched_tokens=self.max_batched_tokens,
             work=self.work,
-            num_paced=self.num_paced,
             paced=paced,
             num_departed_tokens=num_departed_tokens,
             num_computed_tokens=num_computed_tokens,

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"8\n\x0fSetRolesRequest\x12%\n\x05roles\x18\x01 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\"y\n\x10SetRolesResponse\x12&\n\x06\x62\x65\x66ore\x18\x01 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12\x16\n\x0enum_unfinished\x18\x03 \x01(\r\".\n\x10\x45ndTracesRequest\x12\x0c\n\x04keep\x18\x01 \x03(\x06\x12\x0c\n\x04\x64rop\x18\x02 \x03(\x06\"#\n\x11\x45ndTracesResponse\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\"*\n\x0cWatchRequest\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"\xbf\x08\n\x0bWorkerState\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.diptych.v1.WorkerRole\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.diptych.v1.ServingState\x12\x0f\n\x07message\x18\x04 \x01(\t\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12,\n\x08progress\x18\x08 \x01(\x0b\x32\x1a.diptych.v1.EngineProgress\x12\'\n\x06\x62locks\x18\t \x01(\x0b\x32\x17.diptych.v1.BlockCounts\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\"\n\x1anum_pending_prefill_tokens\x18\x0c \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\r \x01(\x01\x12\x15\n\rdecode_step_s\x18\x0e \x01(\x01\x12\x1f\n\x05pairs\x18\x0f \x03(\x0b\x32\x10.diptych.v1.Pair\x12\x15\n\rlocal_prefill\x18\x10 \x01(\x08\x12\x12\n\nvocab_size\x18\x11 \x01(\r\x12\x16\n\x0e\x66\x61ults_allowed\x18\x12 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x13 \x01(\r\x12\x13\n\x0btext_digest\x18\x14 \x01(\t\x12\x15\n\rpairs_version\x18\x15 \x01(\x04\x12)\n\nstep_model\x18\x16 \x01(\x0b\x32\x15.diptych.v1.StepModel\x12\x1a\n\x12max_batched_tokens\x18\x17 \x01(\r\x12#\n\x1bnum_pending_attention_pairs\x18\x18 \x01(\x04\x12\x14\n\x0cnum_decoding\x18\x19 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x1a \x01(\x04\x12\x0c\n\x04zone\x18\x1b \x01(\t\x12\x15\n\rnvlink_domain\x18\x1c \x01(\t\x12%\n\x05roles\x18\x1d \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12*\n\nable_roles\x18\x1e \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12\x1a\n\x12prefill_time_ratio\x18\x1f \x01(\x01\x12\x16\n\x0enum_giving_way\x18  \x01(\r\x12\x1d\n\x15num_giving_way_blocks\x18! \x01(\r\x12\x1a\n\rprefill_age_s\x18\" \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cnum_reserved\x18# \x01(\r\x12\x11\n\tnum_paced\x18$ \x01(\r\x12\x31\n\x0etightest_paced\x18% \x03(\x0b\x32\x19.diptych.v1.PacedSequenceB\x10\n\x0e_prefill_age_sJ\x04\x08\x07\x10\x08R\x05model\"X\n\rPacedSequence\x12\x0e\n\x06tpot_s\x18\x01 \x01(\x01\x12\x12\n\ndecoding_s\x18\x02 \x01(\x01\x12\x11\n\tnum_drawn\x18\x03 \x01(\r\x12\x10\n\x08num_more\x18\x04 \x01(\r\"X\n\tStepModel\x12$\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x14.diptych.v1.StepCost\x12%\n\x07prefill\x18\x02 \x01(\x0b\x32\x14.diptych.v1.StepCost\"\x9e\x01\n\x08StepCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\r\n\x05row_s\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x03 \x01(\x01\x12\x17\n\x0fprefill_token_s\x18\x04 \x01(\x01\x12\x18\n\x10\x61ttention_pair_s\x18\x05 \x01(\x01\x12\x13\n\x0bupper_ratio\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\"\x82\x01\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x10\n\x08reserved\x18\x05 \x01(\r\x12\x0e\n\x06leased\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xd2\x01\n\x04Pair\x12\x16\n\x0esource_address\x18\x01 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.diptych.v1.PairState\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x0f\n\x07message\x18\x06 \x01(\t\x12*\n\x08transfer\x18\x07 \x01(\x0b\x32\x18.diptych.v1.TransferCost\x12\x0b\n\x03way\x18\x08 \x01(\t\"W\n\x0cTransferCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62yte_s\x18\x02 \x01(\x01\x12\x13\n\x0bupper_ratio\x18\x03 \x01(\x01\x12\x11\n\tnum_pulls\x18\x04 \x01(\x04*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\x98\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x17\n\x13SERVING_STATE_READY\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x12\x18\n\x14SERVING_STATE_FAILED\x10\x04*p\n\tPairState\x12\x1a\n\x16PAIR_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PAIR_STATE_CONNECTING\x10\x01\x12\x15\n\x11PAIR_STATE_PROVEN\x10\x02\x12\x15\n\x11PAIR_STATE_FAILED\x10\x03\x32\x90\x01\n\x06Worker\x12<\n\x05Watch\x12\x18.diptych.v1.WatchRequest\x1a\x17.diptych.v1.WorkerState0\x01\x12H\n\tEndTraces\x12\x1c.diptych.v1.EndTracesRequest\x1a\x1d.diptych.v1.EndTracesResponse2T\n\x0bWorkerAdmin\x12\x45\n\x08SetRoles\x12\x1b.diptych.v1.SetRolesRequest\x1a\x1c.diptych.v1.SetRolesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"8\n\x0fSetRolesRequest\x12%\n\x05roles\x18\x01 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\"y\n\x10SetRolesResponse\x12&\n\x06\x62\x65\x66ore\x18\x01 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12\x16\n\x0enum_unfinished\x18\x03 \x01(\r\".\n\x10\x45ndTracesRequest\x12\x0c\n\x04keep\x18\x01 \x03(\x06\x12\x0c\n\x04\x64rop\x18\x02 \x03(\x06\"#\n\x11\x45ndTracesResponse\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\"*\n\x0cWatchRequest\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"\xd2\x08\n\x0bWorkerState\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.diptych.v1.WorkerRole\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.diptych.v1.ServingState\x12\x0f\n\x07message\x18\x04 \x01(\t\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12,\n\x08progress\x18\x08 \x01(\x0b\x32\x1a.diptych.v1.EngineProgress\x12\'\n\x06\x62locks\x18\t \x01(\x0b\x32\x17.diptych.v1.BlockCounts\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\"\n\x1anum_pending_prefill_tokens\x18\x0c \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\r \x01(\x01\x12\x15\n\rdecode_step_s\x18\x0e \x01(\x01\x12\x1f\n\x05pairs\x18\x0f \x03(\x0b\x32\x10.diptych.v1.Pair\x12\x15\n\rlocal_prefill\x18\x10 \x01(\x08\x12\x12\n\nvocab_size\x18\x11 \x01(\r\x12\x16\n\x0e\x66\x61ults_allowed\x18\x12 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x13 \x01(\r\x12\x13\n\x0btext_digest\x18\x14 \x01(\t\x12\x15\n\rpairs_version\x18\x15 \x01(\x04\x12)\n\nstep_model\x18\x16 \x01(\x0b\x32\x15.diptych.v1.StepModel\x12\x1a\n\x12max_batched_tokens\x18\x17 \x01(\r\x12#\n\x1bnum_pending_attention_pairs\x18\x18 \x01(\x04\x12\x14\n\x0cnum_decoding\x18\x19 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x1a \x01(\x04\x12\x0c\n\x04zone\x18\x1b \x01(\t\x12\x15\n\rnvlink_domain\x18\x1c \x01(\t\x12%\n\x05roles\x18\x1d \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12*\n\nable_roles\x18\x1e \x03(\x0e\x32\x16.diptych.v1.WorkerRole\x12\x1a\n\x12prefill_time_ratio\x18\x1f \x01(\x01\x12\x16\n\x0enum_giving_way\x18  \x01(\r\x12\x1d\n\x15num_giving_way_blocks\x18! \x01(\r\x12\x1a\n\rprefill_age_s\x18\" \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cnum_reserved\x18# \x01(\r\x12\x16\n\tnum_paced\x18$ \x01(\rH\x01\x88\x01\x01\x12\x31\n\x0etightest_paced\x18% \x03(\x0b\x32\x19.diptych.v1.PacedSequenceB\x10\n\x0e_prefill_age_sB\x0c\n\n_num_pacedJ\x04\x08\x07\x10\x08R\x05model\"X\n\rPacedSequence\x12\x0e\n\x06tpot_s\x18\x01 \x01(\x01\x12\x12\n\ndecoding_s\x18\x02 \x01(\x01\x12\x11\n\tnum_drawn\x18\x03 \x01(\r\x12\x10\n\x08num_more\x18\x04 \x01(\r\"X\n\tStepModel\x12$\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x14.diptych.v1.StepCost\x12%\n\x07prefill\x18\x02 \x01(\x0b\x32\x14.diptych.v1.StepCost\"\x9e\x01\n\x08StepCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\r\n\x05row_s\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x03 \x01(\x01\x12\x17\n\x0fprefill_token_s\x18\x04 \x01(\x01\x12\x18\n\x10\x61ttention_pair_s\x18\x05 \x01(\x01\x12\x13\n\x0bupper_ratio\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\"\x82\x01\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x10\n\x08reserved\x18\x05 \x01(\r\x12\x0e\n\x06leased\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xd2\x01\n\x04Pair\x12\x16\n\x0esource_address\x18\x01 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.diptych.v1.PairState\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x0f\n\x07message\x18\x06 \x01(\t\x12*\n\x08transfer\x18\x07 \x01(\x0b\x32\x18.diptych.v1.TransferCost\x12\x0b\n\x03way\x18\x08 \x01(\t\"W\n\x0cTransferCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62yte_s\x18\x02 \x01(\x01\x12\x13\n\x0bupper_ratio\x18\x03 \x01(\x01\x12\x11\n\tnum_pulls\x18\x04 \x01(\x04*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\x98\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x17\n\x13SERVING_STATE_READY\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x12\x18\n\x14SERVING_STATE_FAILED\x10\x04*p\n\tPairState\x12\x1a\n\x16PAIR_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PAIR_STATE_CONNECTING\x10\x01\x12\x15\n\x11PAIR_STATE_PROVEN\x10\x02\x12\x15\n\x11PAIR_STATE_FAILED\x10\x03\x32\x90\x01\n\x06Worker\x12<\n\x05Watch\x12\x18.diptych.v1.WatchRequest\x1a\x17.diptych.v1.WorkerState0\x01\x12H\n\tEndTraces\x12\x1c.diptych.v1.EndTracesRequest\x1a\x1d.diptych.v1.EndTracesResponse2T\n\x0bWorkerAdmin\x12\x45\n\x08SetRoles\x12\x1b.diptych.v1.SetRolesRequest\x1a\x1c.diptych.v1.SetRolesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=2240
-  _globals['_WORKERROLE']._serialized_end=2330
-  _globals['_SERVINGSTATE']._serialized_start=2333
-  _globals['_SERVINGSTATE']._serialized_end=2485
-  _globals['_PAIRSTATE']._serialized_start=2487
-  _globals['_PAIRSTATE']._serialized_end=2599
+  _globals['_WORKERROLE']._serialized_start=2259
+  _globals['_WORKERROLE']._serialized_end=2349
+  _globals['_SERVINGSTATE']._serialized_start=2352
+  _globals['_SERVINGSTATE']._serialized_end=2504
+  _globals['_PAIRSTATE']._serialized_start=2506
+  _globals['_PAIRSTATE']._serialized_end=2618
   _globals['_SETROLESREQUEST']._serialized_start=64
   _globals['_SETROLESREQUEST']._serialized_end=120
   _globals['_SETROLESRESPONSE']._serialized_start=122
@@ -49,21 +49,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_start=330
   _globals['_WATCHREQUEST']._serialized_end=372
   _globals['_WORKERSTATE']._serialized_start=375
-  _globals['_WORKERSTATE']._serialized_end=1462
-  _globals['_PACEDSEQUENCE']._serialized_start=1464
-  _globals['_PACEDSEQUENCE']._serialized_end=1552
-  _globals['_STEPMODEL']._serialized_start=1554
-  _globals['_STEPMODEL']._serialized_end=1642
-  _globals['_STEPCOST']._serialized_start=1645
-  _globals['_STEPCOST']._serialized_end=1803
-  _globals['_BLOCKCOUNTS']._serialized_start=1806
-  _globals['_BLOCKCOUNTS']._serialized_end=1936
-  _globals['_PAIR']._serialized_start=1939
-  _globals['_PAIR']._serialized_end=2149
-  _globals['_TRANSFERCOST']._serialized_start=2151
-  _globals['_TRANSFERCOST']._serialized_end=2238
-  _globals['_WORKER']._serialized_start=2602
-  _globals['_WORKER']._serialized_end=2746
-  _globals['_WORKERADMIN']._serialized_start=2748
-  _globals['_WORKERADMIN']._serialized_end=2832
+  _globals['_WORKERSTATE']._serialized_end=1481
+  _globals['_PACEDSEQUENCE']._serialized_start=1483
+  _globals['_PACEDSEQUENCE']._serialized_end=1571
+  _globals['_STEPMODEL']._serialized_start=1573
+  _globals['_STEPMODEL']._serialized_end=1661
+  _globals['_STEPCOST']._serialized_start=1664
+  _globals['_STEPCOST']._serialized_end=1822
+  _globals['_BLOCKCOUNTS']._serialized_start=1825
+  _globals['_BLOCKCOUNTS']._serialized_end=1955
+  _globals['_PAIR']._serialized_start=1958
+  _globals['_PAIR']._serialized_end=2168
+  _globals['_TRANSFERCOST']._serialized_start=2170
+  _globals['_TRANSFERCOST']._serialized_end=2257
+  _globals['_WORKER']._serialized_start=2621
+  _globals['_WORKER']._serialized_end=2765
+  _globals['_WORKERADMIN']._serialized_start=2767
+  _globals['_WORKERADMIN']._serialized_end=2851
 # @@protoc_insertion_point(module_scope)

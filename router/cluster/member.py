@@ -156,7 +156,7 @@ class DecodeMember:
         self.beside: PrefillMember | None = None  # the same worker, as one that computes prompts
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
-        self._paced: tuple[Paced, ...] = ()  # as it told
+        self._paced: tuple[Paced, ...] | None = None  # as it told
         self.own_pairs: Sequence[int] = ()  # where, among those it told, pairs of this router are
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
@@ -171,7 +171,7 @@ class DecodeMember:
             published = state.num_running + state.num_waiting + state.num_reserved
             self._num_others = max(0, published - self.link.num_sequences)
             self.link.local_prompts.told()
-        self._paced = () if state is None else from_proto(state.tightest_paced)
+        self._paced = _paced(state)
         return self.refresh()
 
     def loaded(self) -> bool:
@@ -273,11 +273,18 @@ def _place(state: worker_pb2.WorkerState) -> Place:
     return Place(state.zone, state.nvlink_domain)
 
 
+def _paced(state: worker_pb2.WorkerState | None) -> tuple[Paced, ...] | None:
+    """None: it is older, or nothing is known of it."""
+    if state is None or not state.HasField("num_paced"):
+        return None
+    return from_proto(state.tightest_paced)
+
+
 def _engine(
     watch: WorkerWatch,
     num_departed_tokens: int,
     num_computed_tokens: int = 0,
-    paced: tuple[Paced, ...] = (),
+    paced: tuple[Paced, ...] | None = None,
 ) -> EngineView | None:
     state = watch.state
     if state is None or not state.HasField("step_model"):
@@ -293,7 +300,6 @@ def _engine(
         ),
         num_departed_tokens=num_departed_tokens,
         num_computed_tokens=num_computed_tokens,
-        num_paced=state.num_paced,
         paced=paced,
         prefill_age_s=_prefill_age_s(state),
         heard_s=watch.heard_s,

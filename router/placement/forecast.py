@@ -194,13 +194,21 @@ def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
     return cost.expected_s(work, num_steps) + num_steps * beside_s, num_steps
 
 
-def transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
-    """A pull of what is missing, if prefill hid nothing of it; a little less from nearby."""
+def exposed_s(
+    source: PrefillView, view: DecodeView, num_tokens: int, computed: PrefillForecast
+) -> float:
+    """Of a pull of what is missing, what prefill does not hide; a little less from nearby.
+
+    What a step computed is pulled during the next one, so what the last one did is left; and what
+    the link did not manage before.
+    """
     bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
     if not bytes_per_s:
         return 0.0
-    num_bytes = view.shipped.of(num_tokens)
-    return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s
+    num_bytes, num_steps = view.shipped.of(num_tokens), computed.num_own_steps
+    whole_s = distance_ratio(source.place, view.place) * num_bytes / bytes_per_s
+    earlier_s = computed.own_s * (num_steps - 1) / num_steps
+    return max(whole_s / num_steps, whole_s - earlier_s)
 
 
 class _Running(NamedTuple):

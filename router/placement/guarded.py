@@ -99,6 +99,10 @@ class Guarded:
         """See :class:`router.placement.types.Policy`."""
         self._predicted.came_true(forecast, ttft_s)
 
+    def went_on(self, forecast: Forecast, gap_s: float) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._predicted.went_on(forecast, gap_s)
+
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`."""
         return self._predicted.explain(query, snapshot, placement)

@@ -115,10 +115,15 @@ class Consequences(NamedTuple):
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
-        own_s = self.first_token.expected_s + self.handoff_s
-        own_s += sum(self.waits_s) / (len(self.waits_s) or 1)
-        own_s += num_output_tokens * self.pace.expected_s
+        own_s = self.first_token.expected_s + self.gap_s
+        own_s += (num_output_tokens - 1) * self.pace.expected_s
         return own_s + sum(toll.seconds for toll in self.tolls)
+
+    @property
+    def gap_s(self) -> float:
+        """Between its first token and its second, as expected."""
+        wait_s = sum(self.waits_s) / (len(self.waits_s) or 1)
+        return self.handoff_s + wait_s + self.pace.expected_s
 
     def _pace_missed(self, tpot_s: float, num_gaps: int) -> float:
         """The hand-off is one of the gaps, and any part of the step that runs is as likely."""

@@ -148,6 +148,9 @@ class LeastLoaded:
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
 
+    def went_on(self, forecast: Forecast, gap_s: float) -> None:
+        """See :class:`router.placement.types.Policy`. It foretells nothing."""
+
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. Nothing is weighed by it."""
 

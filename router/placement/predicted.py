@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.eligible import is_pair, usable
@@ -14,10 +15,10 @@ from router.placement.forecast import (
     Queue,
     Span,
     alone_s,
+    exposed_s,
     of_decode,
     of_prefill,
     of_prompts,
-    transfer_s,
 )
 from router.placement.glance import (
     has_all_room,
@@ -42,6 +43,7 @@ from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promises
+from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.too_late import too_late
 from router.placement.trials import Trials
@@ -63,19 +65,10 @@ from router.placement.types import (
     WorkerId,
 )
 
-_NUM_WEIGHED = 8  # of each pool, those with the least to wait for
-# Of larger pools not every queue is rolled out, but those that look short, and who has a prefix.
-_NUM_ROLLED_OUT = 16
-_NUM_HOLDERS = 4
-_NUM_OTHERS = 4  # of workers of both roles, that have the other part
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
-
-
-V = TypeVar("V", bound=PrefillView | DecodeView)
-F = TypeVar("F", PrefillForecast, DecodeForecast)
 
 
 class _Loss(NamedTuple):
@@ -90,7 +83,8 @@ class _Source(NamedTuple):
     """A worker that would compute a prompt for another one."""
 
     view: PrefillView
-    first_token: Span
+    computed: PrefillForecast
+    first_token: Span  # with what it takes beside steps
     late_ratio: float  # how likely that is later than it is wanted
     toll: Toll  # of those that decode there
     against: float  # objectives that speak against it, beside those that are missed
@@ -128,7 +122,7 @@ class Predicted:
     count first; without objectives, and among equals, seconds do.
 
     What first tokens take beside steps (messages, what steps do not tell of themselves) is learned
-    from those that came.
+    from those that came, and what a hand-off takes beside its pull from second ones.
 
     Whatever is not a fresh placement, and all placements while the steps of no worker of a pool
     are known, or one says nothing of them, are ``plain``'s, which also knows what prefixes are
@@ -142,6 +136,7 @@ class Predicted:
         self._chance = chance
         self._parting = Parting()
         self._overhead = Overhead()
+        self._handoff_overhead = Overhead()
         self._trials = Trials()
         self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
@@ -186,7 +181,8 @@ class Predicted:
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
-        forecast = Forecast(chosen, told, self._overhead.expected_s)
+        overheads = self._overhead.expected_s, self._handoff_overhead.expected_s
+        forecast = Forecast(chosen, told, *overheads)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         return DecodeOnly(chosen.decode, Why.CHOICE, query.num_tokens - num_missing, forecast)
@@ -243,20 +239,25 @@ class Predicted:
         views: list[PrefillView | DecodeView] = [*snapshot.prefill]
         if not query.needs_prefill:
             views += [view for view in snapshot.decode if view.local_prefill]
-        fast = nsmallest(_NUM_WEIGHED, views, key=prompt_token_s)
+        fast = nsmallest(NUM_WEIGHED, views, key=prompt_token_s)
         holders = self._plain.holders(query)
-        near = [view for view in views if view.worker.incarnation in holders and view not in fast]
+        having = [view for view in views if view.worker.incarnation in holders and view not in fast]
         computed = [
             of_prefill(idle(view), self._prompt(query, view.worker), query.now_s)
-            for view in [*fast, *near[:_NUM_HOLDERS]]
+            for view in [*fast, *having[:NUM_HOLDERS]]
         ]
-        soonest = [each.first_token.expected_s for each in computed if each is not None]
-        return self._overhead.expected_s + min(soonest, default=0.0)
+        first_s = [each.first_token.expected_s for each in computed if each is not None]
+        return self._overhead.expected_s + min(first_s, default=0.0)
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._trials.came()
-        self._overhead.came_true(forecast, ttft_s)
+        self._overhead.came_true(ttft_s, forecast.chosen.ttft_s - forecast.overhead_s)
+
+    def went_on(self, forecast: Forecast, gap_s: float) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        foretold_s = forecast.chosen.gap_s - forecast.handoff_overhead_s
+        self._handoff_overhead.came_true(gap_s, foretold_s)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. First tokens have taught it."""
@@ -280,8 +281,9 @@ class Predicted:
         parts = self._parting.parts(snapshot)
         if whole is not None or not any(view.worker in parts.decoding for view in decodes):
             parts = Parts()  # nobody is there to decode for those who compute
-        near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
-        near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
+        missing = partial(self._plain.num_missing, query)
+        near_p = near(prefills, holders, parts.decoding, looks_to_wait_s, missing)
+        near_d = near(decodes, holders, parts.computing, looks_apart_s, missing)
         computed = [
             (view, of_prefill(view, self._prompt(query, view.worker), query.now_s, num_passed))
             for view in near_p
@@ -290,8 +292,8 @@ class Predicted:
         decoded = [(view, self._of_decode(query, view, parts)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
-        few_p = _few(known, parts.decoding, lambda each: each.first_token.expected_s)
-        few_d = _few(paces, parts.computing, lambda each: each.after.expected_s)
+        few_p = soonest(known, parts.decoding, lambda each: each.first_token.expected_s)
+        few_d = soonest(paces, parts.computing, lambda each: each.after.expected_s)
         targets = [self._target(query, view, pace, parts) for view, pace in few_d]
         told = {target.view.worker: target.told for target in targets}
         sources = self._sources(query, snapshot, few_p, parts, told)
@@ -301,35 +303,9 @@ class Predicted:
             for target in targets
             if is_pair(query, source.view, target.view)
         )
-        near = zip(few_d, targets, strict=True)
-        alone = (self._alone(query, pace, target, parts) for (_, pace), target in near)
+        there = zip(few_d, targets, strict=True)
+        alone = (self._alone(query, pace, target, parts) for (_, pace), target in there)
         return [*pairs, *(each for each in alone if each is not None)]
-
-    def _near(
-        self,
-        query: Query,
-        views: Sequence[V],
-        holders: set[str],
-        looks: Callable[[V], float],
-        others: frozenset[WorkerId],
-    ) -> Sequence[V]:
-        """Of a large pool those worth a look ahead: idle as it ``looks``, or with a prefix.
-
-        ``others`` have another part, so only a few are.
-        """
-        if len(views) <= _NUM_ROLLED_OUT:
-            return views
-        own = [view for view in views if view.worker not in others] if others else views
-        near = nsmallest(_NUM_ROLLED_OUT, own, key=looks)
-        if others:
-            near += nsmallest(_NUM_OTHERS, (v for v in views if v.worker in others), key=looks)
-        if holders:
-            having = [view for view in views if view.worker.incarnation in holders]
-            most = nsmallest(
-                _NUM_HOLDERS, having, key=lambda view: self._plain.num_missing(query, view.worker)
-            )
-            near += [view for view in most if view not in near]
-        return near
 
     def _sources(
         self,
@@ -355,7 +331,8 @@ class Predicted:
                 toll = _toll(query, Bystanders(there, stalled_s, promised, told))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead.expected_s)
-            sources.append(_Source(view, first, _late_ratio(query, first), toll, against))
+            late_ratio = _late_ratio(query, first)
+            sources.append(_Source(view, computed, first, late_ratio, toll, against))
         return sources
 
     def _target(
@@ -391,7 +368,8 @@ class Predicted:
         return num_kept_out(prompt_s, pace.after, query.objectives.tpot_s, _num_output(query))
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
-        handoff_s = transfer_s(source.view, target.view, target.num_missing)
+        handoff_s = self._handoff_overhead.expected_s
+        handoff_s += exposed_s(source.view, target.view, target.num_missing, source.computed)
         waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
         tolls = (target.toll, source.toll)
         come = Consequences(
@@ -449,6 +427,7 @@ class Predicted:
             seconds,
             missed.num_barring + kept_out,
             missed.num_own,
+            0.0 if prefill is None else come.gap_s,
         )
         return loss, candidate
 
@@ -470,16 +449,6 @@ def _late_ratio(query: Query, first_token: Span) -> float:
 
 def _toll(query: Query, bystanders: Bystanders) -> Toll:
     return bystanders.toll(query.objectives.tpot_s, _num_output(query))
-
-
-def _few(
-    forecasts: Sequence[tuple[V, F]], others: frozenset[WorkerId], after_s: Callable[[F], float]
-) -> list[tuple[V, F]]:
-    """The soonest, few of them ``others``, which have another part."""
-    own = [each for each in forecasts if each[0].worker not in others]
-    few = nsmallest(_NUM_WEIGHED, own, key=lambda each: after_s(each[1]))
-    apart = (each for each in forecasts if each[0].worker in others)
-    return few + nsmallest(_NUM_OTHERS, apart, key=lambda each: after_s(each[1]))
 
 
 def _is_too_slow(view: DecodeView, query: Query) -> bool:

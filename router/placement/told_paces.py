@@ -85,7 +85,7 @@ NOTHING_TOLD: Final = ToldPaces(0, (), Span(0.0, 0.0), Span(0.0, 0.0), 0.0)
 def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldPaces:
     """Of that worker, where ``pace`` is foretold for one of so many tokens more."""
     engine = view.engine
-    if engine is None or not engine.num_paced:
+    if engine is None or engine.paced is None:
         return NOTHING_TOLD
     plain = pace
     if view.prefill_time_ratio:  # what prompts take is told of each

@@ -38,8 +38,7 @@ class EngineView:
     model: StepModel
     max_batched_tokens: int  # of one step; 0: it does not say
     work: StepWork  # that it has; a token for each sequence that decodes
-    num_paced: int = 0  # of those that decode, who was promised a pace; of an older worker 0
-    paced: tuple[Paced, ...] = ()  # of these the tightest that can keep it
+    paced: tuple[Paced, ...] | None = None  # who can lose the least; None: it does not say
     num_departed_tokens: int = 0  # of this router's prompts, that were sent since
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
@@ -302,6 +301,7 @@ class Outlook(NamedTuple):
     seconds: float  # until its answer is whole, and the seconds by which others come later
     num_barring: float = 0.0  # of the missed, those that hold it where it may be refused
     num_own_missed: float = 0.0  # of the missed, its own
+    gap_s: float = 0.0  # of a pair: between its first token and its second, the hand-off included
 
     def text(self) -> str:
         """One line; the workers are first."""
@@ -321,6 +321,7 @@ class Forecast:
     chosen: Outlook
     candidates: tuple[Outlook, ...]  # the best, in order; the chosen one is the first
     overhead_s: float = 0.0  # of the first tokens, what was added to steps
+    handoff_overhead_s: float = 0.0  # of the gaps of pairs, what was added to pull and steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +390,10 @@ class Policy(Protocol):
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """A request that was placed by ``forecast`` had its first token after so long, s."""
+        ...
+
+    def went_on(self, forecast: Forecast, gap_s: float) -> None:
+        """One whose KV moved had its second token so long after its first, s."""
         ...
 
     def ended_as(self, seen: Seen) -> None:

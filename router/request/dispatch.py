@@ -36,10 +36,10 @@ _MOST_S: Final = MAX_OBJECTIVE_MS / 1000  # of an objective, that workers are to
 
 
 class _Foretold(NamedTuple):
-    """What was foretold of the newest placement, and when that was made (monotonic, s)."""
+    """What was foretold of the newest placement, and since when it is awaited (monotonic, s)."""
 
     forecast: Forecast
-    placed_s: float
+    since_s: float  # it was placed then, or had its first token
     is_decoded: bool  # by a decode worker alone, in its first tokens
 
 
@@ -89,13 +89,15 @@ class Dispatch:
         self._block_size = 0
         self.is_held = False  # not for want of room: some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
+        self._going_on: _Foretold | None = None  # of the second, whose KV moves
         self._in_order: Paired | None = None  # placed newly, not all of which was asked for
         self._yields: bool | None = None  # its sequences, to those of others; None: never placed
 
     @property
     def awaits_tokens(self) -> bool:
         """Whether tokens are news here; of all others ``heard`` need not be told."""
-        return bool(self._expecting) or (self._foretold is not None and self._is_decode_foretold)
+        is_awaited = self._is_decode_foretold or self._going_on is not None
+        return is_awaited or bool(self._expecting)
 
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""
@@ -117,7 +119,7 @@ class Dispatch:
         holds_one = query.on_prefill is not None or query.on_decode is not None
         if isinstance(placement, Paired) and placement.in_order and not holds_one:
             self._in_order = placement
-        self._foretold = None  # what an earlier placement foretold has not come true
+        self._foretold = self._going_on = None  # what an earlier one foretold has not come true
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
             is_decoded = isinstance(placement, DecodeOnly)
@@ -224,17 +226,19 @@ class Dispatch:
             case events.FirstToken():
                 backlog.computed(event.sequence_id)
                 self._lease_computed(event.sequence_id)
-                self._came_true()
+                self._going_on = self._came_true()
             case events.Tokens():
                 self._tokens_came(event.sequence_id)
                 if self._is_decode_foretold:
                     self._came_true()
+                self._went_on()
             case events.LeaseEnded():
                 self._foretold = None
                 self._forget_lease(event.sequence_id)
             case events.Ended() | events.ReservationLost():
                 if self._is_decode_foretold:
                     self._foretold = None
+                self._going_on = None
                 self._forget_reservation(event.sequence_id)
 
     def close_lease(self, sequence_id: int) -> None:
@@ -295,13 +299,25 @@ class Dispatch:
     def _is_decode_foretold(self) -> bool:
         return self._foretold is not None and self._foretold.is_decoded
 
-    def _came_true(self) -> None:
-        """The first token of a placement is there; another one's was not foretold."""
+    def _came_true(self) -> _Foretold | None:
+        """The first token of a placement is there; another one's was not foretold.
+
+        What was foretold of the next, from now on.
+        """
         self._services.room.reconsider()
         foretold, self._foretold = self._foretold, None
-        if foretold is not None:
-            taken_s = time.monotonic() - foretold.placed_s
-            self._services.policy.came_true(foretold.forecast, taken_s)
+        if foretold is None:
+            return None
+        now_s = time.monotonic()
+        self._services.policy.came_true(foretold.forecast, now_s - foretold.since_s)
+        return foretold._replace(since_s=now_s)
+
+    def _went_on(self) -> None:
+        """The first tokens of who goes on with a prompt that was computed elsewhere are there."""
+        going_on, self._going_on = self._going_on, None
+        if going_on is not None:
+            gap_s = time.monotonic() - going_on.since_s
+            self._services.policy.went_on(going_on.forecast, gap_s)
 
     def _attempt(self) -> dict[str, str]:
         return tracing.inject_map(self._observer.attempt_context)

@@ -81,7 +81,6 @@ def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> 
                     model=MODEL,
                     max_batched_tokens=512,
                     work=StepWork(num, 400 * num),
-                    num_paced=num,
                     paced=tuple(Paced(0.1, 0.08 * (50 + i), 50, 50) for i in range(MOST_TOLD)),
                 ),
             )

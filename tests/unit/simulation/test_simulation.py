@@ -15,6 +15,7 @@ from diptych.simulation.router import RouterLimits
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Simulation
 from diptych.simulation.workload import Shape
 from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
 from router.placement.types import Objectives, Placement, Query, Snapshot
 from router.request.request_state import RequestState
 from tests.unit.simulation.small import ROUND, SMALL, setup, some
@@ -36,6 +37,24 @@ def test_a_request_waits_by_its_objectives_as_in_the_router() -> None:
     (request,), (line, *_) = simulation.journeys, simulation._lines
     assert (request._turn().due_s, request._turn().tpot_s) == (2.0, 0.08)
     assert (line._turn().due_s, line._turn().tpot_s) == (None, math.inf)
+
+
+@pytest.mark.parametrize("may_leap", [True, False])
+def test_how_long_a_hand_off_took_is_told_of_each_that_was_foretold(
+    monkeypatch: pytest.MonkeyPatch, may_leap: bool
+) -> None:
+    """Of one alone: 4 ms for 40 tokens, 4 to begin, prove and start, and a step. Of who has one
+    token nothing moves.
+    """
+    told: list[float] = []
+    monkeypatch.setattr(Predicted, "went_on", lambda self, forecast, gap_s: told.append(gap_s))
+    shapes = iter([Shape(0.5, 40, 8), Shape(1.5, 40, 1), Shape(2.5, 40, 2)])
+    limits = SMALL._replace(local_prefill=False)
+    parted = setup(
+        Split(1, 1), model=ROUND, limits=limits, placement="predicted", may_leap=may_leap
+    )
+    assert len(run(Simulation(parted, shapes)).outcomes) == 3
+    assert told == [pytest.approx(0.018)] * 2
 
 
 @pytest.mark.parametrize(

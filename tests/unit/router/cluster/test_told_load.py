@@ -210,12 +210,16 @@ async def test_views_of_who_decodes_carry_how_far_answers_with_a_pace_are() -> N
     prefill, decode = snapshot.prefill[0].engine, snapshot.decode[0].engine
     assert prefill is not None
     assert decode is not None
-    assert (decode.num_paced, decode.paced) == (3, (Paced(0.02, 0.5, 10, 20),))
-    assert prefill.paced == (), "nobody asks of it what decodes there"
+    assert decode.paced == (Paced(0.02, 0.5, 10, 20),)
+    assert prefill.paced is None, "nobody asks of it what decodes there"
     world.says("d0:1", step_model=told["step_model"])
     (view,) = world.cluster.snapshot().decode
     assert view.engine is not None
-    assert (view.engine.num_paced, view.engine.paced) == (0, ())
+    assert view.engine.paced is None, "an older one says nothing of them"
+    world.says("d0:1", step_model=told["step_model"], num_paced=0)
+    (view,) = world.cluster.snapshot().decode
+    assert view.engine is not None
+    assert view.engine.paced == (), "nobody has one"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

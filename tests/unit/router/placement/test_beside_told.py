@@ -127,13 +127,19 @@ def test_of_promises_only_those_bar_that_are_not_told_of() -> None:
 
 
 def test_where_nothing_is_told_all_promises_count() -> None:
-    view = told_as(worker(in_time()), num_paced=0, paced=())
+    view = told_as(worker(in_time()), paced=None)
     assert chosen(view, *[Promise(0.02, 40)] * 2).num_missed == pytest.approx(2.0, abs=0.01)
+
+
+def test_where_it_is_told_that_nobody_has_a_pace_nobody_can_miss_one() -> None:
+    view = told_as(worker(in_time(), in_time()), paced=())
+    assert chosen(view).num_missed == pytest.approx(0.0, abs=0.01)
+    assert chosen(view, *[Promise()] * 2).num_missed == pytest.approx(0.0, abs=0.01)
 
 
 def test_whoever_decodes_without_a_pace_or_has_lost_it_is_told_of_too() -> None:
     """All promises are of those."""
-    view = told_as(worker(in_time()), work=StepWork(3, 1500), num_paced=2)
+    view = told_as(worker(in_time()), work=StepWork(3, 1500))
     view = dataclasses.replace(view, num_sequences=3)
     assert chosen(view, *[Promise(0.02, 40)] * 2, Promise()).num_barring == pytest.approx(
         0.0, abs=0.01

@@ -315,6 +315,52 @@ def test_what_first_tokens_take_beside_steps_is_learned() -> None:
     assert foretold().chosen.ttft_s == pytest.approx(steps_s)
 
 
+def test_what_a_hand_off_takes_beside_its_pull_is_learned() -> None:
+    """A tenth of a second; one that took a minute changes little, and of answers that stay where
+    their prompt was computed nothing is said.
+    """
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+
+    def foretold() -> Forecast:
+        chosen = policy.place(QUERY, snapshot)
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is not None
+        return chosen.forecast
+
+    before = foretold().chosen
+    assert before.gap_s == pytest.approx(before.tpot_s), "nobody is there to wait for"
+    for _ in range(200):
+        policy.went_on(foretold(), before.gap_s + 0.1)
+    learned = foretold().chosen
+    assert learned.gap_s == pytest.approx(before.gap_s + 0.1, rel=0.001)
+    assert learned.seconds == pytest.approx(before.seconds + 0.1, rel=0.001)
+    assert (learned.ttft_s, learned.tpot_s) == (before.ttft_s, before.tpot_s)
+    policy.went_on(foretold(), 60.0)
+    assert foretold().chosen.gap_s < 1.1 * (before.gap_s + 0.1)
+    alone = policy.place(QUERY, Snapshot(decode=(view_d(D1, model=MODEL),), has_prefill_pool=False))
+    assert isinstance(alone, DecodeOnly)
+    assert alone.forecast is not None
+    assert alone.forecast.chosen.gap_s == 0.0
+    for _ in range(300):
+        policy.went_on(foretold(), before.gap_s)
+    assert foretold().chosen.gap_s == pytest.approx(before.gap_s)
+
+
+def test_a_short_answer_whose_hand_off_takes_longer_than_its_pace_allows_stays() -> None:
+    """Its four gaps are 0.05 s, and may be 0.08: one may take 0.02 s more, not half a second."""
+    short = dataclasses.replace(QUERY, num_max_tokens=1005, objectives=Objectives(60.0, 0.08))
+    snapshot = Snapshot((view_p(P1),), (view_d(D1, model=MODEL),))
+    policy = made()
+    holds(policy, P1, KEYS)
+    first = policy.place(short, snapshot)
+    assert isinstance(first, Paired)
+    assert first.forecast is not None
+    for took_s, kind in ((0.02, Paired), (0.5, DecodeOnly)):
+        for _ in range(31):
+            policy.went_on(first.forecast, first.forecast.chosen.gap_s + took_s)
+        assert isinstance(policy.place(short, snapshot), kind)
+
+
 def many(num: int) -> Snapshot:
     """So many of each role; the first ones have the least to do."""
     proven = frozenset(f"p{n}" for n in range(num))

@@ -42,7 +42,6 @@ def worker(*paced: Paced, num_queued: int = 0, **changes: Any) -> DecodeView:
         model=MODEL,
         max_batched_tokens=1000,
         work=StepWork(num, 500 * num, num_queued),
-        num_paced=num,
         paced=paced,
         prefill_age_s=0.0 if num_queued else None,
     )
@@ -125,7 +124,7 @@ def test_of_a_worker_that_does_not_tell_those_promises_are_all_that_is_known() -
     policy.began(D1, Promise(0.02, 40))
     view = worker(in_time())
     assert view.engine is not None
-    silent = dataclasses.replace(view.engine, num_paced=0, paced=())
+    silent = dataclasses.replace(view.engine, paced=None)
     view = dataclasses.replace(view, engine=silent)
     assert policy.place(QUERY, Snapshot(decode=(view,), has_prefill_pool=False)) is None
 

@@ -92,6 +92,7 @@ class Foreteller(LeastLoaded):
             CacheIndex(1), local_below_tokens=0, allow_local=True, allow_recompute=True
         )
         self.came: list[Forecast] = []
+        self.went_on_s: list[float] = []
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
         if not query.is_fresh:
@@ -102,6 +103,10 @@ class Foreteller(LeastLoaded):
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         assert ttft_s >= 0
         self.came.append(forecast)
+
+    def went_on(self, forecast: Forecast, gap_s: float) -> None:
+        assert forecast is self.came[-1]
+        self.went_on_s.append(gap_s)
 
 
 async def test_a_placement_is_asked_for_at_a_moment_of_the_clock_of_the_views(
@@ -166,6 +171,48 @@ async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(wor
     assert not policy.came
 
 
+FIRST = events.FirstToken(1, 7, len(PROMPT), None, 0)
+SECOND = events.Tokens(2, len(PROMPT) + 1, (7,), ())
+
+
+async def test_the_gap_in_which_its_kv_moved_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, now_s = Foreteller(), 100.0
+    monkeypatch.setattr("router.request.dispatch.time.monotonic", lambda: now_s)
+    world.services = replace(world.services, policy=policy)
+    request = world.request()
+    assert not request.awaits_tokens
+    now_s = 101.0
+    request.heard(FIRST)
+    assert request.awaits_tokens
+    now_s = 101.25
+    request.heard(SECOND)
+    assert not request.awaits_tokens
+    request.heard(SECOND)
+    assert policy.went_on_s == [0.25]
+
+
+@pytest.mark.parametrize(
+    "broke",
+    [events.ReservationLost(2, "it is gone"), events.Ended(2, 1, 0, None), None],
+    ids=["lost", "ended", "placed anew"],
+)
+async def test_of_what_broke_between_its_first_token_and_its_second_no_gap_is_told(
+    world: World, broke: events.Event | None
+) -> None:
+    policy = Foreteller()
+    world.services = replace(world.services, policy=policy)
+    request = world.request()
+    request.heard(FIRST)
+    if broke is None:
+        request.place(Query(num_tokens=9, num_max_tokens=13, failed=frozenset({"lost"})))
+    else:
+        request.heard(broke)
+    request.heard(SECOND)
+    assert not policy.went_on_s
+
+
 class Local(Foreteller):
     """Has decode workers compute prompts, and remembers to whom what pace was promised."""
 
@@ -193,6 +240,7 @@ async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -
     assert not request.awaits_tokens
     request.heard(tokens)
     assert len(policy.came) == 1
+    assert not policy.went_on_s, "nothing moved"
     broken = world.request()
     broken.heard(events.ReservationLost(1, "it is gone"))
     assert not broken.awaits_tokens

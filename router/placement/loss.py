@@ -5,7 +5,6 @@ from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, Queue, Span
 from router.placement.told_paces import NOTHING_TOLD, ToldPaces
-from router.placement.types import Objectives
 
 _PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
 _HARDLY: Final = 0.01  # objectives, that make no difference
@@ -98,58 +97,72 @@ class Consequences(NamedTuple):
     first_token: Span
     late_ratio: float  # how likely that is later than it wants it
     pace: Span  # between its own tokens
+    slow_ratio: float  # how likely that is slower than it wants it, the hand-off counted
     tolls: Sequence[Toll]  # of those where it decodes, and where its prompt is computed
     handoff_s: float = 0.0  # between its first token and its second, beside steps
-    waits_s: Sequence[float] = ()  # for what runs there, one of these; none: for nothing
+    wait_s: float = 0.0  # and for what runs where it goes on, as expected
 
-    def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
-        """How many are because of it: its own two, and those of each other."""
-        own, tpot_s = self.late_ratio, objectives.tpot_s
-        if tpot_s is not None:
-            own += self._pace_missed(tpot_s, max(1, num_output_tokens - 1))
-        num_all = num_barring = own
+    @property
+    def missed(self) -> Missed:
+        """Objectives: its own two, and those of each other."""
+        num_own = num_all = num_barring = self.late_ratio + self.slow_ratio
         for toll in self.tolls:
             num_all += toll.missed.num_all
             num_barring += toll.missed.num_barring
-        return Missed(num_all, num_barring, own)
+        return Missed(num_all, num_barring, num_own)
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
-        own_s = self.first_token.expected_s + self.gap_s
-        own_s += (num_output_tokens - 1) * self.pace.expected_s
-        return own_s + sum(toll.seconds for toll in self.tolls)
+        seconds = self.first_token.expected_s + self.handoff_s + self.wait_s
+        seconds += num_output_tokens * self.pace.expected_s
+        for toll in self.tolls:
+            seconds += toll.seconds
+        return seconds
 
     @property
     def gap_s(self) -> float:
         """Between its first token and its second, as expected."""
-        wait_s = sum(self.waits_s) / (len(self.waits_s) or 1)
-        return self.handoff_s + wait_s + self.pace.expected_s
-
-    def _pace_missed(self, tpot_s: float, num_gaps: int) -> float:
-        """The hand-off is one of the gaps, and any part of the step that runs is as likely."""
-        left_s = tpot_s - self.handoff_s / num_gaps
-        if not self.waits_s:
-            return self.pace.miss_ratio(left_s)
-        missed = 0.0
-        for wait_s in self.waits_s:
-            ratio = self.pace.miss_ratio(left_s - wait_s / num_gaps)
-            if ratio < _HARDLY:
-                break
-            missed += ratio
-        return missed / len(self.waits_s)
+        return self.handoff_s + self.wait_s + self.pace.expected_s
 
 
-def handoff_waits(first_s: float, step_s: float, prompts: Queue) -> Sequence[float]:
+def slow_ratio(
+    pace: Span,
+    tpot_s: float | None,
+    num_output_tokens: int,
+    handoff_s: float = 0.0,
+    waits_s: Sequence[float] = (),
+) -> float:
+    """How likely so long an answer is slower than ``tpot_s``; None: no matter.
+
+    The hand-off is one of the gaps, and one of the waits is as likely as another, the longest
+    first; none: for nothing.
+    """
+    if tpot_s is None:
+        return 0.0
+    num_gaps = max(1, num_output_tokens - 1)
+    left_s = tpot_s - handoff_s / num_gaps
+    if not waits_s:
+        return pace.miss_ratio(left_s)
+    missed = 0.0
+    for wait_s in waits_s:
+        ratio = pace.miss_ratio(left_s - wait_s / num_gaps)
+        if ratio < _HARDLY:
+            break
+        missed += ratio
+    return missed / len(waits_s)
+
+
+def handoff_waits(first_s: float, step_s: float, prompts: Queue) -> tuple[float, ...]:
     """What a sequence waits for where it goes on, the longest first, one as likely as another.
 
     ``first_s``: its first token comes then. ``step_s``: of those without prompts, some part of
     which is left. Prompts that were there before it are computed first, or beside it.
     """
     if not (prompts.step_s or prompts.behind_s):
-        return [part * step_s for part in _PARTS_OF_STEP] if step_s else ()
+        return tuple(part * step_s for part in _PARTS_OF_STEP) if step_s else ()
     queued = (part * prompts.step_s + prompts.behind_s - first_s for part in _PARTS_OF_STEP)
     parts = (part * step_s for part in _PARTS_OF_STEP)
-    return [max(left_s, part_s) for left_s, part_s in zip(queued, parts, strict=True)]
+    return tuple(max(left_s, part_s) for left_s, part_s in zip(queued, parts, strict=True))
 
 
 def num_kept_out(

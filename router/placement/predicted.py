@@ -38,6 +38,7 @@ from router.placement.loss import (
     Toll,
     handoff_waits,
     num_kept_out,
+    slow_ratio,
 )
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
@@ -102,6 +103,7 @@ class _Target(NamedTuple):
     toll: Toll
     against: float
     kept_out: float
+    slow_ratios: dict[tuple[float, tuple[float, ...]], float]  # by hand-off and waits, of it there
 
 
 class _Held(NamedTuple):
@@ -348,7 +350,7 @@ class Predicted:
         against = _ASTRAY * is_astray
         prompts = of_prompts(view, query.now_s)
         return _Target(
-            view, pace.after, told, num_missing, step_s, prompts, toll, against, kept_out
+            view, pace.after, told, num_missing, step_s, prompts, toll, against, kept_out, {}
         )
 
     def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
@@ -371,9 +373,16 @@ class Predicted:
         handoff_s = self._handoff_overhead.expected_s
         handoff_s += exposed_s(source.view, target.view, target.num_missing, source.computed)
         waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
+        slow = target.slow_ratios.get((handoff_s, waits_s))
+        if slow is None:  # of most sources it is the same
+            slow = slow_ratio(
+                target.pace, query.objectives.tpot_s, _num_output(query), handoff_s, waits_s
+            )
+            target.slow_ratios[handoff_s, waits_s] = slow
+        wait_s = sum(waits_s) / (len(waits_s) or 1)
         tolls = (target.toll, source.toll)
         come = Consequences(
-            source.first_token, source.late_ratio, target.pace, tolls, handoff_s, waits_s
+            source.first_token, source.late_ratio, target.pace, slow, tolls, handoff_s, wait_s
         )
         against = source.against + target.against
         prefill, decode = source.view.worker, target.view.worker
@@ -393,7 +402,8 @@ class Predicted:
         promised, told = self._promises.on(view.worker), target.told.beside(computed)
         stalled_s = computed.stall_s(pace.before.expected_s)
         toll = _toll(query, Bystanders(pace, stalled_s, promised, told))
-        come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
+        slow = slow_ratio(pace.after, query.objectives.tpot_s, _num_output(query))
+        come = Consequences(first, _late_ratio(query, first), pace.after, slow, (toll,))
         is_astray = bool(pace.num_rows) and view.worker in parts.decoding
         is_astray |= view.worker in parts.computing
         return self._valued(query, None, view.worker, come, _ASTRAY * is_astray, target.kept_out)
@@ -410,9 +420,8 @@ class Predicted:
         """What speaks against it beside those that it concerns: ``against``, in objectives, and
         prompts that it would keep out of where they ought to be computed.
         """
-        num_output = _num_output(query)
-        missed = come.objectives_missed(query.objectives, num_output)
-        seconds = come.seconds(num_output)
+        missed = come.missed
+        seconds = come.seconds(_num_output(query))
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
         num_lost = missed.num_all + against + kept_out
         loss = _Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank)

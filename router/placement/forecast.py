@@ -74,8 +74,8 @@ def of_prefill(
 
     ``num_passed`` tokens of others' prompts come behind it, but for a step's that has begun.
     """
-    engine = view.engine
-    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+    engine = _computing(view)
+    if engine is None:
         return None
     running = _running(engine, now_s)
     left_s, since = running.left_s, _sent_since(engine, prompt)
@@ -113,8 +113,8 @@ def queued_stall_s(view: DecodeView, num_tokens: int, step_s: float) -> float:
     ``step_s``: what a token takes it without them. Those that were sent since are taken to have
     ``num_tokens``.
     """
-    engine = view.engine
-    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+    engine = _computing(view)
+    if engine is None:
         return 0.0
     queued = _prompts(engine.work).plus(_sent_since(engine, StepWork.of_prompt(num_tokens, 0)))
     total_s, num_steps = _steps_s(engine, queued)
@@ -132,8 +132,8 @@ class Queue(NamedTuple):
 
 def of_prompts(view: DecodeView, now_s: float) -> Queue:
     """Those that it was given; none where that is not known."""
-    engine = view.engine
-    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+    engine = _computing(view)
+    if engine is None:
         return Queue()
     running, since = _running(engine, now_s), _sent_since(engine, StepWork())
     num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
@@ -179,6 +179,14 @@ def alone_s(view: DecodeView, num_tokens: int) -> float | None:
     if engine is None or not engine.model.decode.is_known:
         return None
     return engine.model.decode.expected_s(StepWork(1, num_tokens))
+
+
+def _computing(view: PrefillView | DecodeView) -> EngineView | None:
+    """Its engine; None: what it takes for prompts is not known."""
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+        return None
+    return engine
 
 
 def _budget(engine: EngineView) -> int:

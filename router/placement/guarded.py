@@ -82,7 +82,7 @@ class Guarded:
         soonest_s = first_token_s(found, query, snapshot, self._plain.num_missing)
         if soonest_s is None or wait_s + soonest_s <= within_s:
             return None
-        return too_late(wait_s + soonest_s, within_s, self._chance)
+        return too_late(wait_s + soonest_s, query.objectives, self._chance)
 
     def _fixed(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """By load, where the regime has it."""

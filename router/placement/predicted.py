@@ -215,7 +215,7 @@ class Predicted:
             is_hopeless = self._alone_s(query, snapshot) > (
                 within_s if whole_s is None else whole_s
             )
-            return too_late(ttft_s, within_s, None if is_hopeless else self._chance)
+            return too_late(ttft_s, query.objectives, None if is_hopeless else self._chance)
         paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
         if tpot_s is not None and all(pace_s is not None and pace_s > tpot_s for pace_s in paces):
             return Unreachable(f"no worker makes a token each {tpot_s:.4f} s", None)

@@ -71,6 +71,20 @@ def test_a_first_token_that_will_be_late_is_refused_with_when_to_come_back() -> 
     assert foresee(BUSY, decodes, NO_OBJECTIVES) is None
 
 
+def test_one_that_has_waited_is_told_what_it_asked_for_and_what_is_left_of_it() -> None:
+    found = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=1.5, whole_ttft_s=3.0))
+    assert found is not None
+    assert found.what.startswith(
+        "the first token is wanted within 3.000 s, of which 1.500 are left, "
+    )
+    over = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=-0.5, whole_ttft_s=3.0))
+    assert over is not None
+    assert "of which 0.000 are left, and foretold in" in over.what
+    just_came = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=2.995, whole_ttft_s=3.0))
+    assert just_came is not None
+    assert just_came.what.startswith("the first token is wanted within 3.000 s and foretold in")
+
+
 def test_what_goes_before_it_in_the_router_counts() -> None:
     prefills, decodes, within = (view_p(P1),), (view_d(D1),), Objectives(ttft_s=3.0)
     assert foresee(prefills, decodes, within) is None

@@ -213,10 +213,11 @@ def exposed_s(
     bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
     if not bytes_per_s:
         return 0.0
-    num_bytes, num_steps = view.shipped.of(num_tokens), computed.num_own_steps
-    whole_s = distance_ratio(source.place, view.place) * num_bytes / bytes_per_s
+    num_steps = computed.num_own_steps
+    byte_s = distance_ratio(source.place, view.place) / bytes_per_s
+    last_s = byte_s * view.shipped.of(math.ceil(num_tokens / num_steps))
     earlier_s = computed.own_s * (num_steps - 1) / num_steps
-    return max(whole_s / num_steps, whole_s - earlier_s)
+    return max(last_s, byte_s * view.shipped.of(num_tokens) - earlier_s)
 
 
 class _Running(NamedTuple):

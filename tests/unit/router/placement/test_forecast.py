@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from diptych.block_needs import ShippedBytes
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
 from router.placement.forecast import (
     PrefillForecast,
     Queue,
     Span,
+    exposed_s,
     of_decode,
     of_prefill,
     of_prompts,
@@ -285,3 +287,31 @@ def test_what_each_has_yet_to_lose_to_prompts_that_are_there() -> None:
     assert lost_s(work=queued, model=few) == 0.0
     silent = dataclasses.replace(engine(queued), max_batched_tokens=0)
     assert queued_stall_s(decode_view(silent), 300, 0.04) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "bytes_per_s", "exposed"),
+    [
+        (1, 1e8, 0.010),  # nothing is computed after it
+        (2, 1e8, 0.005),  # the first half is there when the second is computed
+        (4, 1e8, 0.0025),
+        (4, 1e6, 1.0 - 0.4 * 3 / 4),  # the link is what is waited for
+        (1, 0.0, 0.0),  # not known
+    ],
+)
+def test_of_a_pull_what_the_last_step_computed_is_exposed(
+    num_steps: int, bytes_per_s: float, exposed: float
+) -> None:
+    """1,000 tokens of 1,000 bytes, whose steps take 0.4 s."""
+    rates, shipped = {"p": bytes_per_s}, ShippedBytes.even(1000.0)
+    view = dataclasses.replace(decode_view(None), bytes_per_s=rates, shipped=shipped)
+    computed = PrefillForecast(Span(0.4, 0.4), 0.4, num_steps)
+    assert exposed_s(prefill_view(None), view, 1000, computed) == pytest.approx(exposed)
+
+
+def test_of_layers_with_a_window_the_last_step_computes_all_that_is_shipped() -> None:
+    rates, windowed = {"p": 1e8}, ShippedBytes(((1000.0, None), (9000.0, 100)))
+    view = dataclasses.replace(decode_view(None), bytes_per_s=rates, shipped=windowed)
+    computed = PrefillForecast(Span(0.4, 0.4), 0.4, 4)
+    exposed = exposed_s(prefill_view(None), view, 1000, computed)
+    assert exposed == pytest.approx((250 * 1000.0 + 100 * 9000.0) / 1e8)

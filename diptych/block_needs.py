@@ -48,10 +48,10 @@ class ShippedBytes(NamedTuple):
 
     def of(self, num_tokens: float) -> float:
         """Bytes of the last so many tokens; 0 where nobody said what a token takes."""
-        return sum(
-            size * (num_tokens if most is None else min(num_tokens, most))
-            for size, most in self.groups
-        )
+        num_bytes = 0.0
+        for size, most in self.groups:
+            num_bytes += size * (num_tokens if most is None else min(num_tokens, most))
+        return num_bytes
 
 
 NOTHING_SHIPPED = ShippedBytes()

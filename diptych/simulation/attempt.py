@@ -103,6 +103,7 @@ class _Lease:
         self.seat = seat
         self.seq = seq
         self.is_expected = False  # the prompt is counted on there, and has not been computed yet
+        self.is_at_worker = False
         self.is_accepted = False
 
 
@@ -218,6 +219,8 @@ class Attempt:
             self._refused(lease.seat.host.worker, error)
         else:
             lease.seat.host.work_came(self._router.place)
+            lease.is_at_worker = True
+            self._pull_cached()
             self._later(lambda: self._accepted(lease, lease.seq.num_cached_tokens))
 
     def _accepted(self, lease: _Lease, num_cached_tokens: int) -> None:
@@ -288,12 +291,20 @@ class Attempt:
             self._later(lambda: self._reserved(held))
             if self._is_computed:
                 self._pull(held, len(self._request.prompt_ids))
+            else:
+                self._pull_cached()
 
     def _reserved(self, held: _Reservation) -> None:
         held.is_granted = True
         self._settle_if_granted()
         if not held.seq.to_pull:
             self._start(held)
+
+    def _pull_cached(self) -> None:
+        """What the source had before, as soon as both are there."""
+        lease, held = self._lease, self._reservation
+        if lease is not None and lease.is_at_worker and held is not None and held.is_at_worker:
+            self._pull(held, lease.seq.num_cached_tokens)
 
     def _pull(self, held: _Reservation, num_computed_tokens: int) -> None:
         """Whole blocks, as soon as they are computed; the last one with the prompt's end."""

@@ -116,7 +116,11 @@ class SimulationConfig(BaseModel):
     num_blocks: int = Field(2048, ge=1, description="KV blocks of each worker.")
     block_size: int = Field(16, ge=1, le=256, description="As a worker's.")
     max_model_len: int = Field(4096, ge=4, description="As a worker's.")
-    transfer_gb_per_s: float = Field(1.0, gt=0, description="Into one decode worker, GB/s.")
+    transfer_gb_per_s: float = Field(
+        4.0,
+        gt=0,
+        description="Into one decode worker, GB/s. Unset: as measured over nixl on one machine.",
+    )
     transfer_latency_ms: float = Field(
         2.0, ge=0, description="Of a pull, to begin and to prove it."
     )

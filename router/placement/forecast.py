@@ -203,21 +203,32 @@ def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
 
 
 def exposed_s(
-    source: PrefillView, view: DecodeView, num_tokens: int, computed: PrefillForecast
+    source: PrefillView,
+    view: DecodeView,
+    num_missing: int,
+    num_computed: int,
+    computed: PrefillForecast,
 ) -> float:
-    """Of a pull of what is missing, what prefill does not hide; a little less from nearby.
+    """Of a pull of what is missing, what is left when the first token comes; a little less from
+    nearby.
 
-    What a step computed is pulled during the next one, so what the last one did is left; and what
-    the link did not manage before.
+    The source computes the prompt's last ``num_computed`` tokens, and has the others from the
+    beginning. What a step computed is pulled during the next one, so that of the last one is left,
+    and what the link has not moved before.
     """
     bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
     if not bytes_per_s:
         return 0.0
-    num_steps = computed.num_own_steps
     byte_s = distance_ratio(source.place, view.place) / bytes_per_s
-    last_s = byte_s * view.shipped.of(math.ceil(num_tokens / num_steps))
-    earlier_s = computed.own_s * (num_steps - 1) / num_steps
-    return max(last_s, byte_s * view.shipped.of(num_tokens) - earlier_s)
+    num_steps, shipped = computed.num_own_steps, view.shipped
+    num_last = math.ceil(num_computed / num_steps)
+    all_s = own_s = last_s = byte_s * shipped.of(num_missing)
+    if num_computed < num_missing:
+        own_s = byte_s * shipped.of(num_computed)
+    if num_last < num_missing:
+        last_s = byte_s * shipped.of(num_last)
+    own_late_s = own_s - last_s - computed.own_s * (num_steps - 1) / num_steps
+    return last_s + max(0.0, own_late_s, all_s - last_s - computed.first_token.expected_s)
 
 
 class _Running(NamedTuple):

@@ -7,7 +7,7 @@ from router.placement.forecast import DecodeForecast, Queue, Span
 from router.placement.told_paces import NOTHING_TOLD, ToldPaces
 
 _PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
-_HARDLY: Final = 0.01  # objectives, that make no difference
+_HARDLY: Final = 0.01  # of an objective, or of a pace: it makes no difference
 
 
 class Promised(NamedTuple):
@@ -143,6 +143,8 @@ def slow_ratio(
     left_s = tpot_s - handoff_s / num_gaps
     if not waits_s:
         return pace.miss_ratio(left_s)
+    if waits_s[0] - waits_s[-1] < _HARDLY * num_gaps * left_s:  # of many tokens they are alike
+        return pace.miss_ratio(left_s - sum(waits_s) / len(waits_s) / num_gaps)
     missed = 0.0
     for wait_s in waits_s:
         ratio = pace.miss_ratio(left_s - wait_s / num_gaps)

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Final
 
 _NUM_LATEST: Final = 31
+_STALE_S: Final = 30.0
 
 
 class Overhead:
@@ -15,9 +16,21 @@ class Overhead:
 
     def __init__(self) -> None:
         self.expected_s = 0.0
-        self._took_s = deque([0.0] * _NUM_LATEST, _NUM_LATEST)  # beside the rest; none yet
+        self._took_s = _nothing()  # beside the rest; none yet
+        self._now_s = self._newest_s = 0.0
 
     def came_true(self, took_s: float, foretold_s: float) -> None:
         """``foretold_s``: without any overhead."""
         self._took_s.append(took_s - foretold_s)
         self.expected_s = max(0.0, statistics.median(self._took_s))
+        self._newest_s = self._now_s
+
+    def age(self, now_s: float) -> None:
+        """Forget it where nothing came for long: it may be what keeps others from being tried."""
+        self._now_s = now_s
+        if self.expected_s and now_s - self._newest_s > _STALE_S:
+            self.expected_s, self._took_s = 0.0, _nothing()
+
+
+def _nothing() -> deque[float]:
+    return deque([0.0] * _NUM_LATEST, _NUM_LATEST)

@@ -84,11 +84,13 @@ class _Source(NamedTuple):
     """A worker that would compute a prompt for another one."""
 
     view: PrefillView
+    num_computed: int  # of the prompt's tokens, the last ones
     computed: PrefillForecast
     first_token: Span  # with what it takes beside steps
     late_ratio: float  # how likely that is later than it is wanted
     toll: Toll  # of those that decode there
     against: float  # objectives that speak against it, beside those that are missed
+    rank: bytes  # among equals
 
 
 class _Target(NamedTuple):
@@ -103,7 +105,8 @@ class _Target(NamedTuple):
     toll: Toll
     against: float
     kept_out: float
-    slow_ratios: dict[tuple[float, tuple[float, ...]], float]  # by hand-off and waits, of it there
+    num_output: int  # tokens of the answer, by expectation
+    rank: bytes  # among equals
 
 
 class _Held(NamedTuple):
@@ -160,6 +163,7 @@ class Predicted:
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
         self.has_declined = False
+        self._handoff_overhead.age(query.now_s)
         if _is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
         weighed = self._weigh(query, snapshot)
@@ -334,7 +338,11 @@ class Predicted:
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead.expected_s)
             late_ratio = _late_ratio(query, first)
-            sources.append(_Source(view, computed, first, late_ratio, toll, against))
+            num_computed = self._prompt(query, view.worker).num_prefill_tokens
+            rank = self._plain.rank(view.worker)
+            sources.append(
+                _Source(view, num_computed, computed, first, late_ratio, toll, against, rank)
+            )
         return sources
 
     def _target(
@@ -348,9 +356,18 @@ class Predicted:
         is_astray = view.worker in parts.computing
         kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
         against = _ASTRAY * is_astray
-        prompts = of_prompts(view, query.now_s)
         return _Target(
-            view, pace.after, told, num_missing, step_s, prompts, toll, against, kept_out, {}
+            view,
+            pace.after,
+            told,
+            num_missing,
+            step_s,
+            of_prompts(view, query.now_s),
+            toll,
+            against,
+            kept_out,
+            _num_output(query),
+            self._plain.rank(view.worker),
         )
 
     def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
@@ -371,22 +388,18 @@ class Predicted:
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
         handoff_s = self._handoff_overhead.expected_s
-        handoff_s += exposed_s(source.view, target.view, target.num_missing, source.computed)
+        handoff_s += exposed_s(
+            source.view, target.view, target.num_missing, source.num_computed, source.computed
+        )
         waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
-        slow = target.slow_ratios.get((handoff_s, waits_s))
-        if slow is None:  # of most sources it is the same
-            slow = slow_ratio(
-                target.pace, query.objectives.tpot_s, _num_output(query), handoff_s, waits_s
-            )
-            target.slow_ratios[handoff_s, waits_s] = slow
+        tpot_s = query.objectives.tpot_s
+        slow = slow_ratio(target.pace, tpot_s, target.num_output, handoff_s, waits_s)
         wait_s = sum(waits_s) / (len(waits_s) or 1)
         tolls = (target.toll, source.toll)
         come = Consequences(
             source.first_token, source.late_ratio, target.pace, slow, tolls, handoff_s, wait_s
         )
-        against = source.against + target.against
-        prefill, decode = source.view.worker, target.view.worker
-        return self._valued(query, prefill, decode, come, against, target.kept_out)
+        return _valued(target, come, source.against + target.against, source)
 
     def _alone(
         self, query: Query, pace: DecodeForecast, target: _Target, parts: Parts
@@ -402,48 +415,40 @@ class Predicted:
         promised, told = self._promises.on(view.worker), target.told.beside(computed)
         stalled_s = computed.stall_s(pace.before.expected_s)
         toll = _toll(query, Bystanders(pace, stalled_s, promised, told))
-        slow = slow_ratio(pace.after, query.objectives.tpot_s, _num_output(query))
+        slow = slow_ratio(pace.after, query.objectives.tpot_s, target.num_output)
         come = Consequences(first, _late_ratio(query, first), pace.after, slow, (toll,))
         is_astray = bool(pace.num_rows) and view.worker in parts.decoding
         is_astray |= view.worker in parts.computing
-        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray, target.kept_out)
-
-    def _valued(
-        self,
-        query: Query,
-        prefill: WorkerId | None,
-        decode: WorkerId,
-        come: Consequences,
-        against: float,
-        kept_out: float,
-    ) -> tuple[_Loss, Outlook]:
-        """What speaks against it beside those that it concerns: ``against``, in objectives, and
-        prompts that it would keep out of where they ought to be computed.
-        """
-        missed = come.missed
-        seconds = come.seconds(_num_output(query))
-        rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
-        num_lost = missed.num_all + against + kept_out
-        loss = _Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank)
-        first = come.first_token
-        pace_s = come.pace.expected_s
-        candidate = Outlook(
-            prefill,
-            decode,
-            first.expected_s,
-            pace_s,
-            missed.num_all,
-            seconds,
-            missed.num_barring + kept_out,
-            missed.num_own,
-            0.0 if prefill is None else come.gap_s,
-        )
-        return loss, candidate
+        return _valued(target, come, _ASTRAY * is_astray)
 
     def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
         num_cached = query.num_tokens - self._plain.num_missing(query, worker)
         return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+def _valued(
+    target: _Target, come: Consequences, against: float, source: _Source | None = None
+) -> tuple[_Loss, Outlook]:
+    """What speaks against it beside those that it concerns: ``against``, in objectives, and
+    prompts that it would keep out of where they ought to be computed. Without a source the target
+    computes the prompt itself.
+    """
+    missed, seconds = come.missed, come.seconds(target.num_output)
+    num_lost = missed.num_all + against + target.kept_out
+    rank = target.rank if source is None else target.rank + source.rank
+    outlook = Outlook(
+        None if source is None else source.view.worker,
+        target.view.worker,
+        come.first_token.expected_s,
+        come.pace.expected_s,
+        missed.num_all,
+        seconds,
+        missed.num_barring + target.kept_out,
+        missed.num_own,
+        0.0 if source is None else come.gap_s,
+    )
+    return _Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank), outlook
 
 
 def _num_output(query: Query) -> int:

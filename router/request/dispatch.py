@@ -232,6 +232,8 @@ class Dispatch:
                 if self._is_decode_foretold:
                     self._came_true()
                 self._went_on()
+            case events.PullFailed():
+                self._going_on = None  # another pull is no measure of the one that was foretold
             case events.LeaseEnded():
                 self._foretold = None
                 self._forget_lease(event.sequence_id)

@@ -64,7 +64,6 @@ def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> 
     if not of_both:
         decoding = [WorkerId(f"d{i}:1", f"d{i}") for i in range(num_workers - len(sources))]
     proven = frozenset(source.incarnation for source in sources)
-    bytes_per_s = dict.fromkeys(proven, 1e9)
     return Snapshot(
         tuple(_prefill(source, rng.randrange(4000)) for source in sources),
         tuple(
@@ -76,7 +75,7 @@ def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> 
                 proven=proven - {worker.incarnation} if of_both else proven,
                 max_num_seqs=64,
                 shipped=ShippedBytes.even(46080.0),
-                bytes_per_s=bytes_per_s,
+                bytes_per_s={each: rng.uniform(0.5e9, 2e9) for each in sorted(proven)},
                 engine=EngineView(
                     model=MODEL,
                     max_batched_tokens=512,

@@ -290,28 +290,34 @@ def test_what_each_has_yet_to_lose_to_prompts_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "bytes_per_s", "exposed"),
+    ("num_missing", "num_computed", "num_steps", "bytes_per_s", "exposed"),
     [
-        (1, 1e8, 0.010),  # nothing is computed after it
-        (2, 1e8, 0.005),  # the first half is there when the second is computed
-        (4, 1e8, 0.0025),
-        (4, 1e6, 1.0 - 0.4 * 3 / 4),  # the link is what is waited for
-        (1, 0.0, 0.0),  # not known
+        (1000, 1000, 1, 1e8, 0.010),  # nothing is computed after it
+        (1000, 1000, 2, 1e8, 0.005),  # the first half is there when the second is computed
+        (1000, 1000, 4, 1e8, 0.0025),
+        (1000, 1000, 4, 1e6, 1.0 - 0.4 * 3 / 4),  # the link is what is waited for
+        (400, 1000, 2, 1e8, 0.004),  # the last step computes all that is missing
+        (600, 1000, 2, 1e8, 0.005),
+        (1000, 100, 1, 1e8, 0.001),  # the others were there from the beginning
+        (1000, 100, 1, 1e6, 1.0 - 0.5),  # and are moved for as long as it waits and is computed
+        (0, 1000, 2, 1e8, 0.0),
+        (1000, 1000, 1, 0.0, 0.0),  # not known
     ],
 )
-def test_of_a_pull_what_the_last_step_computed_is_exposed(
-    num_steps: int, bytes_per_s: float, exposed: float
+def test_of_a_pull_what_the_last_step_computed_is_left_when_the_first_token_comes(
+    num_missing: int, num_computed: int, num_steps: int, bytes_per_s: float, exposed: float
 ) -> None:
-    """1,000 tokens of 1,000 bytes, whose steps take 0.4 s."""
+    """Tokens of 1,000 bytes; it waits for 0.1 s and is computed for 0.4 s."""
     rates, shipped = {"p": bytes_per_s}, ShippedBytes.even(1000.0)
     view = dataclasses.replace(decode_view(None), bytes_per_s=rates, shipped=shipped)
-    computed = PrefillForecast(Span(0.4, 0.4), 0.4, num_steps)
-    assert exposed_s(prefill_view(None), view, 1000, computed) == pytest.approx(exposed)
+    computed = PrefillForecast(Span(0.5, 0.5), 0.4, num_steps)
+    foretold_s = exposed_s(prefill_view(None), view, num_missing, num_computed, computed)
+    assert foretold_s == pytest.approx(exposed)
 
 
 def test_of_layers_with_a_window_the_last_step_computes_all_that_is_shipped() -> None:
     rates, windowed = {"p": 1e8}, ShippedBytes(((1000.0, None), (9000.0, 100)))
     view = dataclasses.replace(decode_view(None), bytes_per_s=rates, shipped=windowed)
     computed = PrefillForecast(Span(0.4, 0.4), 0.4, 4)
-    exposed = exposed_s(prefill_view(None), view, 1000, computed)
-    assert exposed == pytest.approx((250 * 1000.0 + 100 * 9000.0) / 1e8)
+    foretold_s = exposed_s(prefill_view(None), view, 1000, 1000, computed)
+    assert foretold_s == pytest.approx((250 * 1000.0 + 100 * 9000.0) / 1e8)

@@ -195,8 +195,13 @@ async def test_the_gap_in_which_its_kv_moved_is_told_once(
 
 @pytest.mark.parametrize(
     "broke",
-    [events.ReservationLost(2, "it is gone"), events.Ended(2, 1, 0, None), None],
-    ids=["lost", "ended", "placed anew"],
+    [
+        events.ReservationLost(2, "it is gone"),
+        events.Ended(2, 1, 0, None),
+        events.PullFailed(2, 1, decode_pb2.PULL_FAILURE_TRANSPORT, "it broke"),
+        None,
+    ],
+    ids=["lost", "ended", "pull failed", "placed anew"],
 )
 async def test_of_what_broke_between_its_first_token_and_its_second_no_gap_is_told(
     world: World, broke: events.Event | None

@@ -12,6 +12,7 @@ from diptych.cli.batch import SubmitConfig
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
 from diptych.cli.key import KeyConfig
+from diptych.cli.model import ImportConfig
 from diptych.cli.trace import TraceConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
@@ -69,7 +70,7 @@ def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
 # Of programs that are not ours: docker, helm and kubectl; and those that all of ours have.
 ELSEWHERE = {
     *("--build", "--build-arg", "--extra-index-url", "--file", "--format", "--rm", "--tag"),
-    *("--logs", "--set", "--timeout", "--values", "--wait", "--server-side"),
+    *("--from-file", "--logs", "--set", "--timeout", "--values", "--wait", "--server-side"),
     *("--reset-then-reuse-values", "--reuse-values", "--field-manager", "--filename", "--validate"),
     *("--config", "--help", "--timers"),
 }
@@ -93,6 +94,7 @@ def test_settings_that_are_named_exist(page: str) -> None:
         UpConfig,
         GenerateConfig,
         HealthConfig,
+        ImportConfig,
         KeyConfig,
         TraceConfig,
         SimulationConfig,

@@ -88,7 +88,7 @@ class InferenceServicer:
         RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT, QUOTA_EXCEEDED (quota, in the
         metadata, names what of the tenant's ran out), DEADLINE_UNREACHABLE (ttft_ms or
         tpot_ms is foretold to be missed) or KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER, WORKER_LOST or WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
-        ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
+        ABORTED/KV_TRANSFER_INTERRUPTED, MODEL_CHANGED or CLIENT_TOO_SLOW,
         INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
         INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of
         its log). Cancelling the call frees everything it held. The gRPC deadline is

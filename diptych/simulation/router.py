@@ -28,7 +28,7 @@ class Wires(NamedTuple):
     """What messages and transfers take."""
 
     message_s: float = 0.001  # one way, between router and worker
-    bytes_per_s: float = 4e9  # into one decode worker, of all that it pulls together
+    bytes_per_s: float = 1e9  # into one decode worker, of all that it pulls together
     pull_s: float = 0.002  # of a pull, beside its bytes: to begin it, and to prove it
     kv_bytes_per_token: float = 46080.0
 

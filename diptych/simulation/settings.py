@@ -117,9 +117,7 @@ class SimulationConfig(BaseModel):
     block_size: int = Field(16, ge=1, le=256, description="As a worker's.")
     max_model_len: int = Field(4096, ge=4, description="As a worker's.")
     transfer_gb_per_s: float = Field(
-        4.0,
-        gt=0,
-        description="Into one decode worker, GB/s. Unset: as measured over nixl on one machine.",
+        1.0, gt=0, description="Into one decode worker, GB/s; nixl on one machine has about 4."
     )
     transfer_latency_ms: float = Field(
         2.0, ge=0, description="Of a pull, to begin and to prove it."

@@ -6,6 +6,7 @@ and by what steps take: that is as good in a burst as before it, so that a burst
 parted. It is a leaning, not a rule: what is foretold to be missed counts for more.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean
@@ -27,8 +28,8 @@ _MOST_SHARE: Final = 0.72
 _STICKY_SHARE: Final = 0.15
 # Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
 # a few one more or less is much, and a step's constant is shared by few.
-_LEAST_ROWS: Final = 6.0
-_LEAST_ROWS_APART: Final = 5.0
+_LEAST_ROWS: Final = 4.5
+_LEAST_ROWS_APART: Final = 4.0
 
 
 class Mix(NamedTuple):
@@ -74,6 +75,21 @@ class Parts(NamedTuple):
 
     computing: frozenset[WorkerId] = frozenset()
     decoding: frozenset[WorkerId] = frozenset()
+
+
+class _Known(NamedTuple):
+    """What a worker tells of its steps."""
+
+    model: StepModel
+    max_batched_tokens: int
+    max_num_seqs: int
+
+
+class _Phases(NamedTuple):
+    """Whose steps tell of a phase: of some that compute prompts, of some that decode."""
+
+    prompts: Sequence[_Known]
+    answers: Sequence[_Known]
 
 
 class Parting:
@@ -150,7 +166,8 @@ class Parting:
 
         ``num_prefill``: workers that compute prompts only.
         """
-        share = self._share(snapshot)
+        known = _known(snapshot.decode)
+        share = self._share(_Phases(known, known))
         if share is None:
             return None
         wanted = (num_prefill + len(snapshot.decode)) * share - num_prefill
@@ -159,46 +176,51 @@ class Parting:
         return min(max(wanted, least), most)
 
     def _two_had_best_part(self, snapshot: Snapshot) -> bool:
-        share, were_apart = self._share(snapshot), self._are_two_apart
+        were_apart = self._are_two_apart
+        phases = self._phases(snapshot, were_apart)
+        share, num_rows = self._share(phases), self._num_rows(phases)
         more = _STICKY_SHARE * were_apart
         least_rows = _LEAST_ROWS_APART if were_apart else _LEAST_ROWS
         self._are_two_apart = (
             share is not None
             and _LEAST_SHARE - more <= share <= _MOST_SHARE + more
-            and self._num_rows(snapshot) >= least_rows
+            and num_rows >= least_rows
         )
         return self._are_two_apart
 
-    def _num_rows(self, snapshot: Snapshot) -> float:
+    def _phases(self, snapshot: Snapshot, are_apart: bool) -> _Phases:
+        """Of all; where they are apart each of its own, as it learns no more of the other one."""
+        views, parts = snapshot.decode, self._parts
+        if not are_apart or {view.worker for view in views} != parts.computing | parts.decoding:
+            known = _known(views)
+            return _Phases(known, known)
+        computing = [view for view in views if view.worker in parts.computing]
+        return _Phases(_known(computing), _known([view for view in views if view not in computing]))
+
+    def _num_rows(self, phases: _Phases) -> float:
         """Answers as of late, at a time on one worker, on average; 0: not known."""
-        tpot_s, known = self._tpot_s, _known(snapshot)
+        tpot_s, known = self._tpot_s, phases.answers
         if not known or tpot_s is None:
             return 0.0
         return fmean(self._mix.num_rows(cost.decode, most, tpot_s) for cost, _, most in known)
 
-    def _share(self, snapshot: Snapshot) -> float | None:
+    def _share(self, phases: _Phases) -> float | None:
         """Of all that requests as of late take of workers, what prompts do; None: not known."""
-        tpot_s, known = self._tpot_s, _known(snapshot)
-        if not known or tpot_s is None or self._num_seen < _LEAST_SEEN:
+        tpot_s = self._tpot_s
+        if not all(phases) or tpot_s is None or self._num_seen < _LEAST_SEEN:
             return None
-        prompts_s = sum(self._mix.prompt_s(cost.prefill, budget) for cost, budget, _ in known)
-        answers_s = sum(self._mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in known)
+        prompts_s = fmean(self._mix.prompt_s(cost.prefill, num) for cost, num, _ in phases.prompts)
+        answers_s = fmean(
+            self._mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in phases.answers
+        )
         return prompts_s / (prompts_s + answers_s)
 
 
-class _Known(NamedTuple):
-    """What a worker tells of its steps."""
-
-    model: StepModel
-    max_batched_tokens: int
-    max_num_seqs: int
-
-
-def _known(snapshot: Snapshot) -> list[_Known]:
+def _known(views: Sequence[DecodeView]) -> list[_Known]:
     """Of the first few that tell of both kinds of steps: what one learned of late varies."""
     told = (
         _Known(engine.model, engine.max_batched_tokens, view.max_num_seqs or 2**20)
-        for view in snapshot.decode
+        for view in views
         for engine in (view.engine,)
         if engine is not None and engine.max_batched_tokens
         if engine.model.prefill.is_known and engine.model.decode.is_known

@@ -78,7 +78,7 @@ def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None
 
 
 def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() -> None:
-    """The tighter the pace the fewer: fewer than five undo it, and it takes six to begin with."""
+    """The tighter the pace the fewer: fewer than four undo it, and at first it takes more."""
     snapshot = soft()
 
     def are_apart(parting: Parting, *paces_s: float) -> bool:
@@ -90,30 +90,49 @@ def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() 
             whole = parting.together(snapshot)
         return whole is None
 
-    eight_s, five_s, four_s = 0.1, 0.0817, 0.0755
+    eight_s, four_s, three_s = 0.1, 0.0755, 0.071
     assert are_apart(Parting(), eight_s)
-    assert not are_apart(Parting(), five_s)
-    assert are_apart(Parting(), eight_s, five_s)
-    assert not are_apart(Parting(), eight_s, four_s)
-    assert not are_apart(Parting(), eight_s, four_s, five_s)
+    assert not are_apart(Parting(), four_s)
+    assert are_apart(Parting(), eight_s, four_s)
+    assert not are_apart(Parting(), eight_s, three_s)
+    assert not are_apart(Parting(), eight_s, three_s, four_s)
+
+
+@pytest.mark.parametrize(("computing_s", "decoding_s"), [(0.0, 0.048), (0.06, 0.03)])
+def test_once_they_are_apart_only_the_one_that_decodes_says_how_many(
+    computing_s: float, decoding_s: float
+) -> None:
+    """What the other one learned of that is old by then, and wrong by any number."""
+    usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, 0.075))
+    parting, snapshot = Parting(), soft()
+    for _ in range(10):
+        parting.learn(usual, 300, 2)
+    alike = told(snapshot, 0.03, 0.03)
+    assert parting.together(alike) is None
+    assert parting.parts(alike).decoding == {D2}
+    later = told(snapshot, computing_s, decoding_s)
+    assert (parting.together(later) is None) is (decoding_s < 0.04)
 
 
 def test_what_one_of_the_two_learned_of_late_does_not_part_them() -> None:
     """What steps take varies: it is the average of both that counts."""
     usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, 0.075))
     snapshot = soft()
-    first, other = snapshot.decode
-    for costs, are_apart in (((0.02, 0.04), True), ((0.04, 0.02), True), ((0.03, 0.045), False)):
+    for costs, are_apart in (((0.02, 0.04), True), ((0.04, 0.02), True), ((0.035, 0.045), False)):
         parting = Parting()
         for _ in range(10):
             parting.learn(usual, 300, 2)
-        told = tuple(
-            replace(view, engine=replace(view.engine, model=with_constant(fixed_s)))
-            for view, fixed_s in zip((first, other), costs, strict=True)
-            if view.engine is not None
-        )
-        whole = replace(snapshot, decode=told)
-        assert (parting.together(whole) is None) is are_apart, costs
+        assert (parting.together(told(snapshot, *costs)) is None) is are_apart, costs
+
+
+def told(snapshot: Snapshot, *constants_s: float) -> Snapshot:
+    """With such steps of its workers that decode."""
+    views = (
+        replace(view, engine=replace(view.engine, model=with_constant(fixed_s)))
+        for view, fixed_s in zip(snapshot.decode, constants_s, strict=True)
+        if view.engine is not None
+    )
+    return replace(snapshot, decode=tuple(views))
 
 
 def with_constant(fixed_s: float) -> StepModel:

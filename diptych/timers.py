@@ -22,8 +22,9 @@ class Timers(BaseModel):
     lost_peer_s: float = Field(
         4.5,
         gt=0,
-        description="Without a heartbeat, or a due engine step, for this long a peer is lost; a "
-        "worker ends by itself when a step takes this much longer than twice its prediction, s.",
+        description="Without a heartbeat, or a due engine step, for this long a peer is lost, and "
+        "so is a lease that does not let its reader in; a worker ends by itself when a step takes "
+        "this much longer than twice its prediction, s.",
     )
     keepalive_s: GrpcSeconds = Field(1.0, description="Interval between HTTP/2 pings, s.")
     keepalive_answer_s: GrpcSeconds = Field(
@@ -53,8 +54,8 @@ class Timers(BaseModel):
     sequence_progress_s: float = Field(
         60.0,
         gt=0,
-        description="A running sequence without a token for this long, up to twice as long, is "
-        "moved to another worker, s.",
+        description="A sequence that runs, or has its first token and is handed over, without a "
+        "further one for this long, up to twice as long, is moved to another worker, s.",
     )
     unsent_s: float = Field(
         5.0, gt=0, description="A stream that cannot send for this long is broken, s."

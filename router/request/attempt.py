@@ -68,12 +68,11 @@ class Attempt:
 
     @property
     def due_s(self) -> float | None:
-        """When the first of the two that was asked for must have answered."""
-        due = None
-        if self.lease is not None and self.lease.is_opening:
-            due = self.lease.due_s
-        if self.reservation is not None and self.reservation.is_reserving:
-            due = min(due or self.reservation.due_s, self.reservation.due_s)
+        """When the first of the two that was asked for something must have answered."""
+        lease, held = self.lease, self.reservation
+        due = lease.due_s if lease is not None and lease.is_opening else None
+        if held is not None and (held.is_reserving or held.is_granting):
+            due = min(due or held.due_s, held.due_s)
         return due
 
     def lease_of(self, sequence_id: int) -> PrefillLease | None:
@@ -175,6 +174,7 @@ class Attempt:
             return
         if held is None or not held.move(ReservationEvent.GRANT):
             return
+        held.due_s = self._deps.clock() + self._deps.timers.lost_peer_s
         lease.grant_id += 1
         lease.ticket = self._deps.new_ticket()
         self._do(actions.Grant(lease.sequence_id, lease.grant_id, lease.ticket, held.worker))

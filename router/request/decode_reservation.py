@@ -93,7 +93,8 @@ RESERVATION_TRANSITIONS = Transitions(
 class DecodeReservation:
     """What the request has of a decode worker. Owned by its attempt.
 
-    ``due_s`` is when it must have been reserved, a moment of the request's clock.
+    ``due_s`` is when it must have been reserved, then when the lease must have let it in, moments
+    of the request's clock.
     ``local`` is set when the worker shall compute what it lacks as soon as it can, and
     says why; placement then believed ``num_assumed_tokens`` to be in its prefix cache.
     ``bind_id`` counts its pulls; ``was_rebound``: one of them failed and was repeated.
@@ -114,6 +115,11 @@ class DecodeReservation:
     def is_reserving(self) -> bool:
         """Whether the worker has neither reserved nor refused."""
         return self.state is ReservationState.RESERVING
+
+    @property
+    def is_granting(self) -> bool:
+        """Whether the lease was asked to let it in and has not said so."""
+        return self.state is ReservationState.GRANTING
 
     @property
     def lacks_more_than_assumed(self) -> bool:

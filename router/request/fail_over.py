@@ -141,6 +141,13 @@ class FailOver:
         error = worker_errors.no_answer("prefill", lease.worker)
         return self._recover(FailureKind.LEASE_REFUSED, lease.worker, error)
 
+    def grant_silent(self, now: float) -> Met | None:
+        """Look whether a lease that was to let its reader in has said so in time."""
+        held = self._attempt.reservation
+        if held is None or not held.is_granting or now < held.due_s:
+            return None
+        return self.lease_broken("it did not let its reader in")
+
     def reservation_silent(self, now: float) -> Met | None:
         """Look whether a reservation that was asked for has been answered in time."""
         held = self._attempt.reservation

@@ -223,6 +223,7 @@ class RequestMachine:
         else:
             self._follow(self._fail_over.lease_silent(now))
             self._follow(self._fail_over.reservation_silent(now))
+            self._follow(self._fail_over.grant_silent(now))
 
     def _next_wake_s(self) -> float | None:
         if self.state is RequestState.DONE:
@@ -263,6 +264,7 @@ class RequestMachine:
             self._follow(self._fail_over.lease_broken("it did not end what it had alone"))
         else:
             self.attempt.emitted()
+            self._watch_stall()
             self._start_proven()
 
     def _on_reserved(self, event: events.Reserved) -> None:
@@ -314,6 +316,10 @@ class RequestMachine:
 
     def _runs(self) -> None:
         self._move(RequestEvent.DECODE)
+        self._watch_stall()
+
+    def _watch_stall(self) -> None:
+        """The next token is to come, from whoever decodes, within its bound from now on."""
         self._stall_watch.begin(len(self.emitted), self._deps.clock())
 
     # Placing
@@ -334,8 +340,11 @@ class RequestMachine:
     def _follow(self, outcome: Met | None) -> None:
         """Do what meeting a failure left to do."""
         match outcome:
-            case None | Outcome.GOES_ON:
+            case None:
                 pass
+            case Outcome.GOES_ON:
+                if self._stall_watch.due_s is not None:
+                    self._watch_stall()
             case Outcome.RUNS:
                 self._runs()
             case Outcome.START_OVER:

@@ -21,6 +21,7 @@ from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
 from diptych.simulation.measured_steps import DEMO, read_steps
 from diptych.simulation.outcome import Objective, Outcome, goodput
+from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
 from diptych.step_model import StepCost, StepModel
@@ -43,6 +44,7 @@ from tests.bench.workload import Workload
 _LIMITS: Final = EngineLimits(max_num_seqs=32, max_model_len=1296, num_blocks=1065)  # 768 MiB
 _DECODE_BUDGET: Final = 512  # the default of a decode worker that computes no prompts
 _SPLITS: Final = {APART: Split(1, 1), TOGETHER: Split(0, 2), BOTH: Split(0, 0, 2)}
+_WIRES: Final = Wires(bytes_per_s=4e9)  # as pairs of one machine tell that they move over nixl
 _TIED: Final = 0.03  # of the better one: who is ahead by less is so by chance
 _CLOSE: Final = 0.1
 
@@ -74,7 +76,7 @@ class Run(NamedTuple):
             wanted = Objectives(ttft * unit.ttft_s, tpot * unit.tpot_s)
             placing = placing._replace(objectives=wanted, may_refuse=True)
         workers = Workers(limits, decode, steps[0], models=tuple(steps))
-        return Setup(_SPLITS[self.kind], workers, placing=placing, seed=self.seed)
+        return Setup(_SPLITS[self.kind], workers, _WIRES, placing=placing, seed=self.seed)
 
 
 class Compared(NamedTuple):

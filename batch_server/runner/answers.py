@@ -12,7 +12,8 @@ from batch_server.records import Line, LineResult
 _LATER: Final = frozenset({401, 429, 502, 503})  # nothing that the line could help
 _TOO_SLOW: Final = 408
 WORKER_LOST: Final = "worker_lost"  # amid the line, which may be its doing
-_OWN: Final = frozenset({"deadline_unreachable", "quota_exceeded"})
+_UNREACHABLE: Final = "deadline_unreachable"  # without a time to come back: at any time
+_OWN: Final = frozenset({_UNREACHABLE, "quota_exceeded"})
 _MOST_RETRY_S: Final = 300.0
 # JSON has these in strings alone, and readers of text take them for the end of a line.
 _LINE_ENDS: Final = {
@@ -48,6 +49,8 @@ def judge(answer: Answer) -> Verdict:
     What refuses without a router's error is none: a proxy, say, before routers that start again.
     """
     if answer.status in _LATER and answer.code != WORKER_LOST:
+        if answer.code == _UNREACHABLE and not answer.retry_after_s:
+            return Verdict.KEEP
         return Verdict.ALONE if answer.code in _OWN else Verdict.LATER
     is_refused = 400 <= answer.status < 500 and answer.status != _TOO_SLOW and answer.code
     return Verdict.KEEP if is_refused or 200 <= answer.status < 300 else Verdict.AGAIN

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from diptych.errors import DiptychError, ModelNotFoundError
+from diptych.errors import DeadlineUnreachableError, DiptychError, ModelNotFoundError
 
 MAX_MESSAGE_CHARACTERS: Final = 1024
 
@@ -98,7 +98,10 @@ def answer_to(error: DiptychError | RefusedError) -> ErrorAnswer:
     param = error.metadata.get("field")
     if isinstance(error, ModelNotFoundError):
         param = "model"
-    return _answer(status, error.message, param, error.reason.lower(), error.retry_after_s)
+    answer = _answer(status, error.message, param, error.reason.lower(), error.retry_after_s)
+    if error.reason == DeadlineUnreachableError.reason and error.retry_after_s is None:
+        return answer._replace(retry_after_s=None)  # to come back would not help
+    return answer
 
 
 def reason_of(error: DiptychError | RefusedError) -> str:

@@ -140,6 +140,26 @@ async def test_what_a_line_asks_for_slows_no_other(tmp_path: Path, code: str) ->
     assert len({request.url.host for request in routers.asked}) == 1
 
 
+async def test_a_line_that_would_be_late_at_any_time_is_not_sent_again(tmp_path: Path) -> None:
+    error = {"error": {"code": "deadline_unreachable"}}
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        is_late = "line 0" in request.content.decode()
+        return httpx.Response(429, json=error) if is_late else well(request)
+
+    routers = FakeRouters(answering)
+    async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + 3600)
+        batch = await rig.run()
+        assert rig.slots.pace.limit == MAX_CONCURRENT
+        [late] = await rig.content(batch.error_file_id)
+    assert (batch.num_completed, batch.num_failed) == (7, 1)
+    assert late["response"]["status_code"] == 429
+    assert late["response"]["body"] == error
+    assert len(routers.asked) == 8
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 413])
 async def test_what_is_wrong_with_a_line_is_its_result(tmp_path: Path, status: int) -> None:
     routers = refusing(status, "a_reason", times=99)

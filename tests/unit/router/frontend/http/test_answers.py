@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.errors import (
+    DeadlineUnreachableError,
     DiptychError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -489,3 +490,9 @@ def test_detail_18_errors() -> None:
         assert len(content["error"]["message"]) <= 1024
     told: Any = bug("r").content
     assert told["error"]["message"] == "internal error in request r"
+
+
+def test_who_would_be_late_at_any_time_is_not_told_to_come_back() -> None:
+    assert answer_to(DeadlineUnreachableError("x", retry_after_s=None)).retry_after_s is None
+    assert answer_to(DeadlineUnreachableError("x", retry_after_s=2.5)).retry_after_s == 3
+    assert answer_to(QueueFullError("x", retry_after_s=None)).retry_after_s == 1

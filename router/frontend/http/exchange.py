@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT: Final = "diptych.tenant"  # in the scope, where callers are known
+REQUEST_ID: Final = "diptych.request_id"  # in the scope, where every response has an id
 SEND: Final = "diptych.send"  # the server's own, for what is behind a response's head
 CONNECTION: Final = "diptych.connection"  # in the scope, where it can be written to at once
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -144,7 +145,7 @@ class Exchange:
     ) -> None:
         """``write_s``: the client's time for each piece of a large answer."""
         self.headers = Headers(scope=scope)
-        self.request_id = uuid.uuid4().hex
+        self.request_id: str = scope.get(REQUEST_ID) or uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
         self.tenant: Tenant = scope.get(TENANT, NOBODY)
         self.write_failure: Callable[[ErrorAnswer], bytes] = failed_stream

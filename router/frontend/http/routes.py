@@ -22,7 +22,7 @@ from router.frontend.http.chat_request import read_chat
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.errors import RefusedError, answer_to, bug
-from router.frontend.http.exchange import BodyRoom, Exchange
+from router.frontend.http.exchange import REQUEST_ID, BodyRoom, Exchange
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
@@ -98,5 +98,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 async def _crashed(request: Request, error: Exception) -> Response:
-    logger.error("response crashed", exc_info=error)
-    return refusal(bug("unknown"))
+    request_id: str = request.scope[REQUEST_ID]
+    logger.error("response crashed", exc_info=error, extra={"request": request_id})
+    return refusal(bug(request_id))

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from diptych.errors import (
     RETRY_LATER_S,
@@ -39,6 +40,7 @@ from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.resolved import ResolvedRequest
 
+T = TypeVar("T")
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _MAX_TOKENIZING = 2  # at a time
@@ -148,7 +150,7 @@ class Admission:
         if not is_part:
             self.check_open(deadline_s)
         claim = self._classes.claim(request.level, request.tenant)
-        prompt = await self._tokenize(request)
+        prompt = await self._tokenize(request, deadline_s)
         resolved = self._resolve(request, prompt, claim, None)
         form = await self._check_constraint(request, prompt, deadline_s)
         if self._cluster.max_model_len is None:
@@ -182,28 +184,32 @@ class Admission:
         """What a tenant's work on prompts alone may claim."""
         return self._classes.claim_without_objectives(tenant)
 
-    async def tokenize(self, request: GenerationRequest) -> list[int]:
+    async def tokenize(self, request: GenerationRequest, deadline_s: float | None) -> list[int]:
         """The token ids of a request's prompt, once the request is checked. Raises DiptychError.
 
-        Within bounds: hopelessly long texts are refused, others wait for their turn.
+        Within bounds: hopelessly long texts are refused, others wait for their turn, until the
+        deadline.
         """
-        return (await self._tokenize(request)).token_ids
+        return (await self._tokenize(request, deadline_s)).token_ids
 
-    async def _tokenize(self, request: GenerationRequest) -> EncodedPrompt:
+    async def _tokenize(
+        self, request: GenerationRequest, deadline_s: float | None
+    ) -> EncodedPrompt:
         if request.model not in ("", self._model.name):
             raise ModelNotFoundError(
                 f"no model {request.model[:128]!r} here; there is {self._model.name!r}"
             )
         facts = self._facts()
         validation.check(request, facts)
-        return await self._encode(request, facts.max_model_len)
+        return await _within(deadline_s, self._encode(request, facts.max_model_len))
 
-    async def check(self, request: GenerationRequest) -> ResolvedRequest:
+    async def check(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         """What it becomes, as far as that needs no worker. Raises DiptychError.
 
         For several requests that are answered as one, before any of them begins.
         """
-        return self._resolve(request, await self._tokenize(request), NO_CLAIM, None)
+        prompt = await self._tokenize(request, deadline_s)
+        return self._resolve(request, prompt, NO_CLAIM, None)
 
     def check_open(self, deadline_s: float | None) -> None:
         """Raise WorkerDrainingError or DeadlineExceededError: nothing more is let in."""
@@ -305,11 +311,11 @@ class Admission:
             self._num_unfound -= 1
 
 
-async def _within(deadline_s: float | None, checking: Awaitable[CheckedForm]) -> CheckedForm:
+async def _within(deadline_s: float | None, waiting: Awaitable[T]) -> T:
     """Raises DeadlineExceededError."""
     left_s = None if deadline_s is None else deadline_s - time.monotonic()
     try:
         async with asyncio.timeout(left_s):
-            return await checking
+            return await waiting
     except TimeoutError:
         raise DeadlineExceededError("the request's deadline passed") from None

@@ -100,20 +100,24 @@ class InferenceServicer:
         )
 
     async def Tokenize(self, request: bytes, context: Context) -> inference_pb2.TokenizeResponse:
-        tenant = await self._tenant(context)
+        tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
-        token_ids = await self._tokenize(prompt, message.model, tenant, len(request))
+        token_ids = await self._tokenize(
+            prompt, message.model, tenant, len(request), call.deadline_s
+        )
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: bytes, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        tenant = await self._tenant(context)
+        tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
         try:
-            token_ids = await self._tokenize(prompt, message.model, tenant, len(request))
+            token_ids = await self._tokenize(
+                prompt, message.model, tenant, len(request), call.deadline_s
+            )
         except InvalidRequestError as error:
             raise renamed(error, _DETOKENIZE_NAMES) from None
         text = self._admission.model.tokenizer.decode(
@@ -200,11 +204,11 @@ class InferenceServicer:
         return await self._callers.tenant(given)
 
     async def _tokenize(
-        self, prompt: Prompt, model: str, tenant: Tenant, num_bytes: int
+        self, prompt: Prompt, model: str, tenant: Tenant, num_bytes: int, deadline_s: float | None
     ) -> list[int]:
         request = GenerationRequest(prompt=prompt, model=model, tenant=tenant, num_bytes=num_bytes)
         with self._admission.hold(num_bytes):
-            return await self._admission.tokenize(request)
+            return await self._admission.tokenize(request, deadline_s)
 
     def _read(self, data: bytes) -> GenerationRequest:
         message = self._decode(inference_pb2.GenerateRequest, data)

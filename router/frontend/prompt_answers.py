@@ -230,7 +230,7 @@ class PromptAnswers:
             num_bytes=work.num_bytes,
         )
         try:
-            token_ids = await self._admission.tokenize(request)
+            token_ids = await self._admission.tokenize(request, call.errand.deadline_s)
             check_room(len(token_ids), self._max_len, request.prompt_field)
         except InvalidRequestError as error:
             names = {name: f"{field}.{name}" for name in ("text", "tokens") if field}

@@ -91,7 +91,7 @@ class GenerationAnswers:
             give_up=give_up,
         )
         if asked.others:
-            await self._answer_several(exchange, asked, answered, generate, patience)
+            await self._answer_several(exchange, asked, answered, generate, deadline_s, patience)
             return
         stream = EventStream[GenerationEvent](exchange, self.clock)
         room = self._logprob_room(asked)
@@ -114,12 +114,13 @@ class GenerationAnswers:
         asked: Asked,
         answered: Answered,
         generate: _Generate,
+        deadline_s: float | None,
         patience: asyncio.Timeout,
     ) -> None:
         """Each prompt is a request of its own; one that fails ends all. Raises DiptychError."""
         failure: DiptychError | None = None
-        with self._let_in(exchange, asked) as places, ExitStack() as held:
-            checked = await self._checked(exchange, asked)
+        with self._let_in(exchange, asked, deadline_s) as places, ExitStack() as held:
+            checked = await self._checked(exchange, asked, deadline_s)
             parts = held.enter_context(self._admitted(exchange, checked))
             merged = MergedEvents(len(checked))
             answers = (
@@ -163,7 +164,9 @@ class GenerationAnswers:
                 await merged.give_up()
 
     @contextmanager
-    def _let_in(self, exchange: Exchange, asked: Asked) -> Iterator[Places]:
+    def _let_in(
+        self, exchange: Exchange, asked: Asked, deadline_s: float | None
+    ) -> Iterator[Places]:
         """All prompts of a body as one, with all its bytes: what follows is no reason to refuse it.
 
         Gives the places on which they take turns. Raises DiptychError.
@@ -173,7 +176,7 @@ class GenerationAnswers:
         with ExitStack() as held:
             try:
                 held.enter_context(self.admission.hold(asked.request.num_bytes))
-                self.admission.check_open(exchange.read_deadline_s())
+                self.admission.check_open(deadline_s)
                 places = self.generator.take_places(exchange.tenant, num_prompts, num_at_once)
             except DiptychError as error:
                 self.refused(exchange, error)
@@ -198,13 +201,15 @@ class GenerationAnswers:
             for part in parts:
                 part.withdraw()
 
-    async def _checked(self, exchange: Exchange, asked: Asked) -> "Sequence[_Checked]":
+    async def _checked(
+        self, exchange: Exchange, asked: Asked, deadline_s: float | None
+    ) -> "Sequence[_Checked]":
         """Those of all prompts, tokenised, before any costs a worker something."""
         checked, room = [], self._logprob_room(asked)
         for each in (asked, *asked.others):
             request = replace(each.request, tenant=exchange.tenant, logprob_room=room)
             try:
-                resolved = await self.admission.check(request)
+                resolved = await self.admission.check(request, deadline_s)
             except DiptychError as error:
                 self.refused(exchange, error)
                 if isinstance(error, InvalidRequestError):

@@ -85,7 +85,8 @@ class TokenAnswers:
         request = GenerationRequest(
             prompt=prompt, model=body.model or "", tenant=exchange.tenant, num_bytes=num_bytes
         )
+        deadline_s = exchange.read_deadline_s()
         try:
-            return await self.admission.tokenize(request)
+            return await self.admission.tokenize(request, deadline_s)
         except InvalidRequestError as error:
             raise renamed(error, names) from None

@@ -75,7 +75,7 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
 ) -> None:
     door = admission(100)
 
-    async def tokenize(request: object) -> EncodedPrompt:
+    async def tokenize(request: object, deadline_s: float | None) -> EncodedPrompt:
         return EncodedPrompt([1])
 
     async def never(constraint: Constraint, emitted: bytes, **_: object) -> str:
@@ -166,6 +166,22 @@ async def test_who_waited_in_vain_for_a_worker_leaves_its_place(
             await door.admit_prompts("scoring", deadline_s)
 
 
+@pytest.mark.parametrize("what", ["admit", "check", "tokenize"])
+async def test_a_long_prompt_waits_for_its_turn_no_longer_than_the_deadline(what: str) -> None:
+    door = admission()
+    tokenizer = SimpleNamespace(vocab_size=9, max_model_len=100, eos_token_ids=frozenset[int]())
+    model: Any = SimpleNamespace(name="m", tokenizer=tokenizer, recommended=NOTHING_SAID)
+    door._model, door._cluster = model, cast(Cluster, Unfound())
+    request = GenerationRequest(prompt=TextPrompt("a"), sampling=NOTHING_SAID, num_bytes=10**6)
+    places = door._to_tokenize
+    async with asyncio.timeout(5), places.place("other"), places.place("another"):
+        with pytest.raises(DeadlineExceededError):
+            await getattr(door, what)(request, time.monotonic() + 0.02)
+        assert places._num_waiting == 0
+        assert not places._lines
+    await door.close()
+
+
 async def test_a_long_prompt_that_is_refused_leaves_its_place(tmp_path: Path) -> None:
     door = admission(max_queue=1)
     tokenizer = write_folder(tmp_path, byte_level_tokenizer())
@@ -175,7 +191,7 @@ async def test_a_long_prompt_that_is_refused_leaves_its_place(tmp_path: Path) ->
     request = GenerationRequest(prompt=TextPrompt(text), sampling=NOTHING_SAID, num_bytes=len(text))
     for _ in range(5):  # more than may wait
         with pytest.raises(InvalidRequestError):
-            await door.tokenize(request)
+            await door.tokenize(request, None)
 
 
 @pytest.mark.parametrize(("has_workers", "drains"), [(True, False), (True, True), (False, False)])

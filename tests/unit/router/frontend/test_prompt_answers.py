@@ -54,7 +54,7 @@ class FakeAdmission:
 
     async def admit_prompts(self, what: str, deadline_s: float | None) -> None: ...
 
-    async def tokenize(self, request: GenerationRequest) -> list[int]:
+    async def tokenize(self, request: GenerationRequest, deadline_s: float | None) -> list[int]:
         prompt = request.prompt
         self.tenants.add(request.tenant)
         if isinstance(prompt, TokenPrompt):

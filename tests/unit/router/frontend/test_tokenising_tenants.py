@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -35,13 +36,15 @@ class Door:
 
     def __init__(self) -> None:
         self.tenants: list[Tenant] = []
+        self.deadlines_s: list[float | None] = []
 
     @contextmanager
     def hold(self, num_bytes: int) -> Iterator[None]:
         yield
 
-    async def tokenize(self, request: GenerationRequest) -> list[int]:
+    async def tokenize(self, request: GenerationRequest, deadline_s: float | None) -> list[int]:
         self.tenants.append(request.tenant)
+        self.deadlines_s.append(deadline_s)
         return [1]
 
 
@@ -54,7 +57,7 @@ class Callers:
     async def run(self) -> None: ...
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     ("path", "said"),
     [
         ("tokenize", {"prompt": "a"}),
@@ -62,8 +65,12 @@ class Callers:
         ("detokenize", {"tokens": [1]}),
     ],
 )
-async def test_over_http(path: str, said: dict[str, object]) -> None:
-    door = Door()
+
+
+async def asked(
+    door: Door, path: str, said: dict[str, object], *more: tuple[bytes, bytes]
+) -> list[Any]:
+    """What is sent in answer to a body with more headers."""
     bodies: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(said).encode()}]
     sent: list[Any] = []
 
@@ -76,11 +83,32 @@ async def test_over_http(path: str, said: dict[str, object]) -> None:
         sent.append(message)
 
     answers = Posted(getattr(TokenAnswers(cast(Admission, door)), path), BodyRoom(100, 100, 9.0))
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *more]
     scope = {"type": "http", "headers": headers, TENANT: ALICE}
     await answers(scope, receive, send)
+    return sent
+
+
+@EACH
+async def test_over_http(path: str, said: dict[str, object]) -> None:
+    door = Door()
+    sent = await asked(door, path, said)
     assert sent[0]["status"] == 200
     assert door.tenants == [ALICE]
+    assert door.deadlines_s == [None]
+
+
+@EACH
+async def test_over_http_a_time_is_a_deadline(path: str, said: dict[str, object]) -> None:
+    door = Door()
+    begun_s = time.monotonic()
+    await asked(door, path, said, (b"x-request-timeout", b"60"))
+    (deadline_s,) = door.deadlines_s
+    assert deadline_s is not None
+    assert 60 <= deadline_s - begun_s <= 60 + time.monotonic() - begun_s
+    head, body = await asked(door, path, said, (b"x-request-timeout", b"soon"))
+    assert head["status"] == 400
+    assert json.loads(body["body"])["error"]["param"] == "x-request-timeout"
 
 
 async def test_over_grpc() -> None:
@@ -93,7 +121,8 @@ async def test_over_grpc() -> None:
         cast(ClusterView, nothing),
         max_request_bytes=100,
     )
-    context = cast(Context, SimpleNamespace(invocation_metadata=tuple))
+    context = cast(Context, SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: 60.0))
     await servicer.Tokenize(TokenizeRequest(text="a").SerializeToString(), context)
     await servicer.Detokenize(DetokenizeRequest(token_ids=[1]).SerializeToString(), context)
     assert door.tenants == [ALICE, ALICE]
+    assert None not in door.deadlines_s

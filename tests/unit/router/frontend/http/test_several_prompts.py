@@ -50,7 +50,7 @@ class Door(Admission):
         super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))
         self.most_bytes = 0
 
-    async def check(self, request: GenerationRequest) -> ResolvedRequest:
+    async def check(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         shape = RequestShape(prompt_ids=(1,), max_tokens=1)
         num_logprobs = ToldLogprobs.of(request, 1).check(1)
         return ResolvedRequest(shape=shape, sampling=SamplingParams(), num_logprobs=num_logprobs)

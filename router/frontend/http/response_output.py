@@ -116,9 +116,14 @@ class ResponseOutput:
             self._unsaid = []  # they were no message's
 
     def finish(self, status: str) -> Iterator[Event]:
-        """The end of what is being said; an answer of nothing is an empty message."""
+        """The end of what is being said; an answer of nothing is an empty message.
+
+        Tokens without a text that came last, as the one that ended the answer, are the message's.
+        """
         if self._open is None and not self.items:
             yield from self._begin(_MESSAGE)
+        if self._unsaid and self._open is not None and self._open.kind is _MESSAGE:
+            yield from self._say(_MESSAGE, "")
         yield from self._close(status)
 
     @property

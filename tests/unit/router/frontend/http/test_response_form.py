@@ -232,6 +232,45 @@ def test_log_probabilities_are_those_of_the_message() -> None:
     assert part["logprobs"] == []
 
 
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "bc"]), st.booleans()), min_size=1))
+def test_however_a_message_is_cut_each_token_has_its_log_probability(
+    tokens: list[tuple[str, bool]],
+) -> None:
+    """The last as well, which ended it and has no text; true: another delta begins with it."""
+    pieces: list[tuple[str, list[int]]] = []
+    for token_id, (text, is_next) in enumerate([*tokens, ("", tokens[0][1])]):
+        if is_next or not pieces:
+            pieces.append((text, [token_id]))
+        else:
+            before, ids = pieces.pop()
+            pieces.append((before + text, [*ids, token_id]))
+    deltas = [
+        Delta(text, ids, ids[-1], [], tuple(TokenLogprobs(-float(each), (), ()) for each in ids))
+        for text, ids in pieces
+    ]
+    started, ended, summary = events_of([])
+    events = [started, *deltas, ended, summary]
+    include = ["message.output_text.logprobs"]
+    read = streamed(events, include=include)
+    (message,) = whole(events, include=include)["output"]
+    (part,) = message["content"]
+    expected = [str(token_id) for token_id in range(len(tokens) + 1)]
+    assert [entry["token"] for entry in part["logprobs"]] == expected
+    deltas_told = [e["logprobs"] for e in read if e["type"] == "response.output_text.delta"]
+    assert [entry for entries in deltas_told for entry in entries] == part["logprobs"]
+    assert read[-1]["response"]["output"] == [message]
+
+
+def test_what_ends_thoughts_or_a_call_has_no_place_for_its_log_probability() -> None:
+    include = ["message.output_text.logprobs"]
+    for said in ([Said(reasoning="a"), Said()], [Said(tool_calls=CALLS[:1]), Said()]):
+        (item,) = whole(events_of(said), include=include)["output"]
+        assert item["type"] != "message"
+    said = [Said("b"), Said(tool_calls=CALLS[:1]), Said()]
+    message, _ = whole(events_of(said), include=include)["output"]
+    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["0"]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(NoWorkerError("gone"), "server_error"), (QueueFullError("full"), "rate_limit_exceeded")],

@@ -91,7 +91,7 @@ class Ranking:
 
 def read_embeddings(content: Mapping[str, object], envelope: Envelope) -> EmbeddingsAsked:
     """Raises InvalidRequestError."""
-    unserved.refuse(content, unserved.OF_PROMPTS)
+    unserved.refuse(content, unserved.OF_EMBEDDINGS)
     body = validated(_EmbeddingBody, content)
     inputs = _read_inputs(content.get("input"), "input", envelope)
     names = _names("input", len(inputs), is_one=not _is_several(content["input"]))
@@ -110,7 +110,11 @@ def read_score(content: Mapping[str, object], envelope: Envelope) -> Scoring | C
     unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_ScoreBody, content)
     if "continuations" not in content:
+        if body.text_1 is not None:
+            unserved.refuse_beside(content, ["prompt"], "text_1")
         return _read_comparison(body, envelope)
+    if content["continuations"] is not None:
+        unserved.refuse_beside(content, ["text_1", "text_2"], _CONTINUATIONS)
     prompt, said = content.get("prompt"), content["continuations"]
     request = ScoreRequest(
         prompt=None if prompt is None else read_prompt(prompt, envelope.max_model_len),
@@ -124,7 +128,7 @@ def read_score(content: Mapping[str, object], envelope: Envelope) -> Scoring | C
 
 def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
     """Raises InvalidRequestError."""
-    unserved.refuse(content, unserved.OF_PROMPTS)
+    unserved.refuse(content, unserved.OF_RERANK)
     body = validated(_RerankBody, content)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     check_num_inputs(len(texts) + 1, "documents")

@@ -80,6 +80,8 @@ def read_response(content: Mapping[str, object], envelope: Envelope) -> Asked:
     names = {**tools.names, **_NAMES, **chat.names, **(said.names if said else {})}
     sampled = {**content, "logprobs": _num_logprobs(body)}
     if body.max_output_tokens is not None:
+        if content.get("max_tokens") not in (None, body.max_output_tokens):
+            raise InvalidRequestError("differs from max_output_tokens", field="max_tokens")
         sampled["max_tokens"] = body.max_output_tokens
         names["sampling.max_tokens"] = "max_output_tokens"
     request = GenerationRequest(

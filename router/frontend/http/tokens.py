@@ -39,10 +39,13 @@ class TokenAnswers:
     async def tokenize(self, exchange: Exchange, data: bytes) -> None:
         """The token ids of a text (``prompt``) or of a chat (``messages``). Raises DiptychError."""
         content = parse(data, self.admission.max_model_len)
+        unserved.refuse(content, unserved.OF_TOKENS)
         prompt: Prompt
         names: Mapping[str, str] = _NAMES
         if "messages" in content:
             unserved.refuse(content, unserved.OF_CHAT)
+            if content["messages"] is not None:
+                unserved.refuse_beside(content, ["prompt"], "messages")
             tools = read_tools(content)
             names = {**tools.names, **names}
             prompt = read_messages(content, tools)

@@ -4,7 +4,7 @@ A value that changes nothing is no refusal, null least of all. Members that are 
 table are passed over, as everywhere: clients send them for servers that are not this one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -50,6 +50,22 @@ OF_PROMPTS: Final[Unserved] = {
     "truncation_size": (),
 }
 """Of bodies whose prompts alone are looked at."""
+
+OF_EMBEDDINGS: Final[Unserved] = {
+    **OF_PROMPTS,
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+}
+
+OF_RERANK: Final[Unserved] = {
+    **OF_PROMPTS,
+    "max_tokens_per_doc": (0,),
+    "rank_fields": (["text"], []),
+    "return_documents": (True,),
+}
+
+OF_TOKENS: Final[Unserved] = {"return_token_strs": (False,)}
+"""Of bodies to tokenise, beside what is one's own of a completion's or a chat's."""
 
 OF_COMPLETION: Final[Unserved] = {
     **_ANY_BODY,
@@ -146,6 +162,13 @@ def refuse(
             where = elsewhere.get(name)
             reason = f"is said in {where} here" if where else "is not supported yet"
             raise InvalidRequestError(reason, field=path)
+
+
+def refuse_beside(content: Mapping[str, object], names: Iterable[str], other: str) -> None:
+    """Raise InvalidRequestError for the first of ``names`` that is said together with another."""
+    for name in names:
+        if content.get(name) is not None:
+            raise InvalidRequestError(f"goes with no {other}", field=name)
 
 
 def _is_same(value: object, neutral: object) -> bool:

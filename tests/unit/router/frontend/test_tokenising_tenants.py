@@ -82,7 +82,7 @@ async def asked(
     async def send(message: object) -> None:
         sent.append(message)
 
-    answers = Posted(getattr(TokenAnswers(cast(Admission, door)), path), BodyRoom(100, 100, 9.0))
+    answers = Posted(getattr(TokenAnswers(cast(Admission, door)), path), BodyRoom(200, 200, 9.0))
     headers = [(b"content-type", b"application/json"), *more]
     scope = {"type": "http", "headers": headers, TENANT: ALICE}
     await answers(scope, receive, send)
@@ -109,6 +109,29 @@ async def test_over_http_a_time_is_a_deadline(path: str, said: dict[str, object]
     head, body = await asked(door, path, said, (b"x-request-timeout", b"soon"))
     assert head["status"] == 400
     assert json.loads(body["body"])["error"]["param"] == "x-request-timeout"
+
+
+TEXT: dict[str, object] = {"prompt": "a"}
+CHAT: dict[str, object] = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ({**TEXT, "return_token_strs": True}, "return_token_strs"),
+        ({**CHAT, "return_token_strs": True}, "return_token_strs"),
+        ({**TEXT, **CHAT}, "prompt"),
+    ],
+)
+async def test_over_http_what_would_change_the_answer_elsewhere_is_refused_by_its_name(
+    said: dict[str, object], param: str
+) -> None:
+    head, body = await asked(Door(), "tokenize", said)
+    assert head["status"] == 400
+    assert json.loads(body["body"])["error"]["param"] == param
+    for neutral in ({**TEXT, "return_token_strs": False}, {**CHAT, "prompt": None}):
+        head, _ = await asked(Door(), "tokenize", neutral)
+        assert head["status"] == 200
 
 
 async def test_over_grpc() -> None:

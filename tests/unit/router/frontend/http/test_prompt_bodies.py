@@ -81,6 +81,40 @@ def test_detail_23_what_would_change_the_prompt_is_refused_by_its_name(
         read({**whole, name: 2}, ENVELOPE)
 
 
+EMBEDDINGS = {"input": "a"}
+RERANK = {"query": "a", "documents": ["b"]}
+SCORE = {"continuations": ["a"], "prompt": "b"}
+COMPARISON = {"text_1": "a", "text_2": "b"}
+
+
+@pytest.mark.parametrize(
+    ("read", "whole", "name", "wrong", "neutral"),
+    [
+        (read_embeddings, EMBEDDINGS, "embed_dtype", "float16", "float32"),
+        (read_embeddings, EMBEDDINGS, "endianness", "big", "little"),
+        (read_embeddings, EMBEDDINGS, "endianness", "big", "native"),
+        (read_rerank, RERANK, "return_documents", False, True),
+        (read_rerank, RERANK, "max_tokens_per_doc", 4096, 0),
+        (read_rerank, RERANK, "rank_fields", ["title"], ["text"]),
+        (read_score, SCORE, "text_1", "a", None),
+        (read_score, SCORE, "text_2", ["a"], None),
+        (read_score, COMPARISON, "prompt", "a", None),
+    ],
+)
+def test_what_would_change_the_answer_elsewhere_is_refused_by_its_name(
+    read: Callable[[Mapping[str, object], Envelope], object],
+    whole: Mapping[str, object],
+    name: str,
+    wrong: object,
+    neutral: object,
+) -> None:
+    for value in (None, neutral):
+        read({**whole, name: value}, ENVELOPE)
+    with pytest.raises(InvalidRequestError) as caught:
+        read({**whole, name: wrong}, ENVELOPE)
+    assert caught.value.field == name
+
+
 @pytest.mark.parametrize(
     ("said", "ours", "theirs"),
     [

@@ -59,6 +59,14 @@ def test_sampling_is_said_as_elsewhere_but_for_its_length() -> None:
     assert renamed(wrong, asked.names).field == "max_output_tokens"
 
 
+def test_two_lengths_that_differ_are_refused() -> None:
+    assert refused(max_output_tokens=7, max_tokens=8) == "max_tokens"
+    for same in ({"max_tokens": 7}, {"max_tokens": None}, {}):
+        asked = response(max_output_tokens=7, **same)
+        assert asked.request.sampling.max_tokens == 7
+    assert response(max_tokens=8, max_output_tokens=None).request.sampling.max_tokens == 8
+
+
 def test_log_probabilities_are_asked_for_by_what_to_include() -> None:
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     assert response(include=include).request.sampling.logprobs == 0

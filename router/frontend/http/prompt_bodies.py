@@ -21,6 +21,15 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _as_document(value: object) -> object:
+    """A text is a document with nothing else: so errors name a member of one kind, not of two."""
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        raise ValueError("should be a text or an object with one")
+    return value
+
+
 _Texts = Annotated[list[str] | None, Field(max_length=MAX_INPUTS), BeforeValidator(_as_list)]
 Names = Mapping[str, str]
 """What the client calls what errors name, see :func:`router.frontend.field_names.renamed`."""
@@ -49,7 +58,11 @@ class _Document(StrictModel):
 
 class _RerankBody(_Body):
     query: str
-    documents: Annotated[list[str | _Document], FailFast(), Field(max_length=MAX_INPUTS)]
+    documents: Annotated[
+        list[Annotated[_Document, BeforeValidator(_as_document)]],
+        FailFast(),
+        Field(max_length=MAX_INPUTS),
+    ]
     top_n: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -130,7 +143,7 @@ def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
     """Raises InvalidRequestError."""
     unserved.refuse(content, unserved.OF_RERANK)
     body = validated(_RerankBody, content)
-    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    texts = [each.text for each in body.documents]
     check_num_inputs(len(texts) + 1, "documents")
     request = _compared([body.query, *texts], body, envelope)
     names = {"inputs[0].text": "query", "inputs[0]": "query"}
@@ -151,6 +164,12 @@ def _read_comparison(body: _ScoreBody, envelope: Envelope) -> Comparison:
             f"has {len(firsts)} items, neither 1 nor text_2's {len(seconds)}", field="text_1"
         )
     check_num_inputs(len(seconds), "text_2")
+    num_texts = len(firsts) + len(seconds)
+    if num_texts > MAX_INPUTS:
+        raise InvalidRequestError(
+            f"text_1 and text_2 have {num_texts} items together, at most {MAX_INPUTS}",
+            field="text_2",
+        )
     request = _compared([*firsts, *seconds], body, envelope)
     step = 0 if len(firsts) == 1 else 1
     pairs = [(index * step, len(firsts) + index) for index in range(len(seconds))]

@@ -81,6 +81,40 @@ def test_detail_23_what_would_change_the_prompt_is_refused_by_its_name(
         read({**whole, name: 2}, ENVELOPE)
 
 
+@pytest.mark.parametrize(
+    ("documents", "field"),
+    [
+        (["a", 5], "documents[1]"),
+        (["a", None], "documents[1]"),
+        ([["a"]], "documents[0]"),
+        (["a", {}], "documents[1].text"),
+        (["a", {"text": 5}], "documents[1].text"),
+        ("a", "documents"),
+    ],
+)
+def test_a_wrong_document_is_named_as_its_client_wrote_it(documents: object, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_rerank({"query": "q", "documents": documents}, ENVELOPE)
+    assert caught.value.field == field
+
+
+def test_documents_are_texts_or_objects_with_one() -> None:
+    ranking = read_rerank({"query": "q", "documents": ["a", {"text": "b", "id": 1}]}, ENVELOPE)
+    assert ranking.documents == ["a", "b"]
+
+
+def test_texts_to_compare_count_together() -> None:
+    texts = ["a"] * 1024
+    read_score({"text_1": texts, "text_2": texts}, ENVELOPE)
+    texts = ["a"] * 1025
+    with pytest.raises(InvalidRequestError, match="text_1 and text_2 have 2050 items") as caught:
+        read_score({"text_1": texts, "text_2": texts}, ENVELOPE)
+    assert caught.value.field == "text_2"
+    read_score({"text_1": "a", "text_2": ["a"] * 2047}, ENVELOPE)
+    with pytest.raises(InvalidRequestError, match="together"):
+        read_score({"text_1": "a", "text_2": ["a"] * 2048}, ENVELOPE)
+
+
 EMBEDDINGS = {"input": "a"}
 RERANK = {"query": "a", "documents": ["b"]}
 SCORE = {"continuations": ["a"], "prompt": "b"}

@@ -291,12 +291,15 @@ class RequestObserver:
         family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
 
     def _observe_foretold(self, moments: Moments, timing: Timing | None) -> None:
-        """Of a request that one placement brought to its first token."""
+        """Of a request that one placement brought to its first token, if that was to take time."""
         if self._forecast is None or timing is None or timing.num_attempts > 1:
+            return
+        foretold_s = self._forecast.chosen.ttft_s
+        if foretold_s <= 0.0:  # by a worker whose steps are said to cost nothing
             return
         if moments.placed_s is not None and moments.first_token_s is not None:
             taken_s = moments.first_token_s - moments.placed_s
-            self._metrics.foretold_ratio.observe(taken_s / self._forecast.chosen.ttft_s)
+            self._metrics.foretold_ratio.observe(taken_s / foretold_s)
 
     def _observe_stages(self, moments: Moments) -> None:
         """One observation for each stage that was passed."""

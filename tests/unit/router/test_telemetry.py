@@ -243,6 +243,17 @@ def test_what_was_foretold_of_a_first_token_is_compared_with_what_came_true(
     assert registry.get_sample_value(f"{name}_sum") == (taken_s / 0.8 if num_attempts == 1 else 0)
 
 
+def test_a_first_token_that_was_foretold_at_once_leaves_its_record_and_no_ratio() -> None:
+    registry = CollectorRegistry()
+    observer = make_observer(make_metrics(registry))
+    chosen = Outlook(WorkerId("p:1", "p"), WorkerId("d:1", "d"), 0.0, 0.05, 0.0, 9.0)
+    observer.foretold(Forecast(chosen, (chosen,)))
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
+    observer.ended("ok", MOMENTS, usage, Timing(ttft_s=3.0, kv_path=KVPath.DISAGGREGATED))
+    assert registry.get_sample_value("diptych_router_ttft_foretold_ratio_count") == 0
+    assert registry.get_sample_value("diptych_output_tokens_total") == 3
+
+
 def test_an_attempt_tells_what_was_foretold_of_its_candidates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,13 +5,13 @@ body over HTTP, an argument of the client's ``build_request`` and a flag of ``di
 each under the same name.
 """
 
-import math
 from typing import Final, NamedTuple
 
 from diptych.errors import InvalidRequestError
 from diptych.request_class import RequestClass
 from diptych.v1 import inference_pb2
 
+MIN_OBJECTIVE_MS: Final = 0.001
 MAX_OBJECTIVE_MS: Final = 86_400_000.0  # a day
 
 LEVEL_HELP: Final = {
@@ -34,9 +34,9 @@ class ServiceLevel(NamedTuple):
     def check(self) -> None:
         """Raise InvalidRequestError with the field that is out of its range."""
         for name, value in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
-            if value is not None and not (math.isfinite(value) and 0 < value <= MAX_OBJECTIVE_MS):
+            if value is not None and not MIN_OBJECTIVE_MS <= value <= MAX_OBJECTIVE_MS:
                 raise InvalidRequestError(
-                    f"should be above 0 and at most {MAX_OBJECTIVE_MS:g}", field=name
+                    f"should be from {MIN_OBJECTIVE_MS:g} to {MAX_OBJECTIVE_MS:g}", field=name
                 )
 
     def write_to(self, message: inference_pb2.GenerateRequest) -> None:

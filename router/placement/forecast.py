@@ -49,8 +49,11 @@ class Span(NamedTuple):
             return 0.0
         if self.upper_s <= self.expected_s:
             return float(self.expected_s > within_s)
-        spread = math.log(self.upper_s / self.expected_s)
-        return 0.5 * math.erfc(_SPREADS * math.log(within_s / self.expected_s) / spread)
+        middle = math.log(self.expected_s)  # their ratios may be too great, or too small
+        spread = math.log(self.upper_s) - middle
+        if spread <= 0.0:
+            return float(self.expected_s > within_s)
+        return 0.5 * math.erfc(_SPREADS * (math.log(within_s) - middle) / spread)
 
 
 class PrefillForecast(NamedTuple):

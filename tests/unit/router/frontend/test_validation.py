@@ -113,6 +113,8 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (inference_pb2.GenerateRequest(text="a", priority=UNKNOWN), "priority"),
         (inference_pb2.GenerateRequest(text="a", ttft_ms=0), "ttft_ms"),
         (inference_pb2.GenerateRequest(text="a", ttft_ms=-1), "ttft_ms"),
+        (inference_pb2.GenerateRequest(text="a", ttft_ms=0.0009), "ttft_ms"),
+        (inference_pb2.GenerateRequest(text="a", tpot_ms=5e-321), "tpot_ms"),
         (inference_pb2.GenerateRequest(text="a", ttft_ms=math.nan), "ttft_ms"),
         (inference_pb2.GenerateRequest(text="a", tpot_ms=math.inf), "tpot_ms"),
         (inference_pb2.GenerateRequest(text="a", tpot_ms=9e7), "tpot_ms"),

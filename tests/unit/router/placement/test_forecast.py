@@ -211,6 +211,14 @@ def test_how_likely_a_span_is_exceeded() -> None:
     assert Span(0.0, 0.0).miss_ratio(math.ulp(0.0)) == 0.0
 
 
+def test_the_likelihood_of_a_miss_is_known_however_little_or_much_is_wanted() -> None:
+    least = math.ulp(0.0)
+    assert Span(3.0, 3.3).miss_ratio(least) == 1.0
+    assert Span(least, 1.0).miss_ratio(1e308) < 0.5
+    assert Span(3.0, math.nextafter(3.0, 4.0)).miss_ratio(2.9) == 1.0
+    assert Span(math.nextafter(2.0, 1.0), 2.0).miss_ratio(2.1) == 0.0
+
+
 def test_who_computes_prompts_much_of_its_time_makes_tokens_as_much_slower() -> None:
     """And does not stand still, however much it was."""
     calm = decode_view(engine(StepWork(2, 1000)), 2)

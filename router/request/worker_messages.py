@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from diptych.finish_reason import FinishReason
 from diptych.rpc.status import from_failure
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
@@ -12,6 +13,7 @@ from router.request.events import Event
 from router.request.prompt_told import Wanted, WantedStates
 
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
+_FINISH_REASONS = frozenset(FinishReason)
 
 
 def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event | None:
@@ -26,7 +28,12 @@ def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event 
                 TokenLogprobs.from_proto(first.logprobs) if first.HasField("logprobs") else None
             )
             return events.FirstToken(
-                sequence_id, first.token_id, first.position, margin, first.finish_reason, logprobs
+                sequence_id,
+                first.token_id,
+                first.position,
+                margin,
+                _known(first.finish_reason),
+                logprobs,
             )
         case "prompt_logprobs":
             return events.PromptTold(sequence_id, message.prompt_logprobs)
@@ -58,7 +65,7 @@ def decode_event(message: decode_pb2.DecodeEvent) -> Event | None:
             has_count = ended.HasField("num_computed_prompt_tokens")
             return events.Ended(
                 ended.sequence_id,
-                ended.finish_reason,
+                _known(ended.finish_reason),
                 ended.num_preemptions,
                 error,
                 ended.num_computed_prompt_tokens if has_count else None,
@@ -77,6 +84,11 @@ def tokens(message: decode_pb2.SequenceTokens) -> events.Tokens:
         message.margins[:],
         tuple(map(TokenLogprobs.from_proto, logprobs)) if logprobs else (),
     )
+
+
+def _known(finish_reason: int) -> int:
+    """One of a newer worker that has no name here is not said: 0."""
+    return finish_reason if finish_reason in _FINISH_REASONS else 0
 
 
 def transfer(stats: common_pb2.TransferStats) -> Transfer:

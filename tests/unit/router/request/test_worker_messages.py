@@ -1,5 +1,7 @@
 """Each message that a worker may send about a request, as the machine's event."""
 
+from typing import Any
+
 from diptych.errors import BlocksExhaustedError
 from diptych.rpc.status import to_failure
 from diptych.token_logprobs import TokenLogprobs
@@ -85,6 +87,21 @@ def test_every_decode_event() -> None:
     }
     kinds = {field.name for field in decode_pb2.DecodeEvent.DESCRIPTOR.oneofs[0].fields}
     assert kinds - heard.keys() == ABOUT_THE_STREAM
+
+
+def test_a_finish_reason_without_a_name_here_is_not_said() -> None:
+    unknown: Any = max(common_pb2.FinishReason.values()) + 1
+    first = prefill_pb2.FirstToken(token_id=7, position=5, finish_reason=unknown)
+    heard = worker_messages.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
+    assert heard == events.FirstToken(1, 7, 5, None, 0)
+    ended = decode_pb2.Ended(sequence_id=1, finish_reason=unknown)
+    heard = worker_messages.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    assert heard == events.Ended(1, 0, 0, None)
+    known: Any
+    for known in common_pb2.FinishReason.values():
+        ended = decode_pb2.Ended(sequence_id=1, finish_reason=known)
+        heard = worker_messages.decode_event(decode_pb2.DecodeEvent(ended=ended))
+        assert heard == events.Ended(1, known, 0, None)
 
 
 def test_a_failure_keeps_its_class() -> None:

@@ -74,9 +74,10 @@ class FailOver:
 
     def lease_ended(self, event: events.LeaseEnded) -> Met | None:
         """Its worker refused it, failed or is gone."""
-        lease, error = self._attempt.lease_of(event.sequence_id), event.error
+        lease = self._attempt.lease_of(event.sequence_id)
         if lease is None:
             return None
+        error = worker_errors.ended(event.error)
         kind = lease_failure(error, is_opening=lease.is_opening)
         if kind in (FailureKind.LEASE_LOST, FailureKind.LEASE_EXPIRED):
             error = worker_errors.broken_off(

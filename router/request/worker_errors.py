@@ -86,7 +86,7 @@ def pull_failed(pull_failure: int, message: str) -> DiptychError:
 
 
 def ended(error: DiptychError | None) -> DiptychError:
-    """What a decode worker said at a sequence's end, other than that it finished."""
+    """What a worker said at the end of a lease or of a sequence that had not finished."""
     if error is None:
         return NoWorkerError("it ended the sequence without a reason")
     if is_refusal(error) and error.retry_after_s is None:

@@ -3,6 +3,7 @@
 import pytest
 
 from diptych.errors import (
+    RETRY_LATER_S,
     BlocksExhaustedError,
     DiptychError,
     InvalidRequestError,
@@ -61,6 +62,22 @@ def test_all_refuse_then_waits_then_says_why() -> None:
     world.pass_time(TIMERS.no_worker_s)
     assert isinstance(world.outcome, BlocksExhaustedError)
     world.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_client_hears_when_to_come_back_whoever_refused(role: str) -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    refusal = BlocksExhaustedError("full")
+    assert refusal.retry_after_s is None
+    if role == "prefill":
+        world.lose_lease(refusal)
+    else:
+        world.end_reservation(error=refusal)
+    assert world.queued
+    world.decodes.clear()
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, BlocksExhaustedError)
+    assert world.outcome.retry_after_s == RETRY_LATER_S
 
 
 @pytest.mark.parametrize(("drawn", "pause_s"), [(0.0, 0.025), (0.5, 0.05), (0.99, 0.0745)])

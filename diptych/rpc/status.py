@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from diptych.errors import DOMAIN, DiptychError, InvalidRequestError
 from diptych.v1 import common_pb2
 
+_MOST_RETRY_S = 315_576_000_000  # that a Duration can say
 MAX_MESSAGE_BYTES = 1024  # clients take trailers of 8 KiB; the message is in them several times
 
 
@@ -72,9 +73,13 @@ def remote_error(
     retry_after_s: float | None = None,
     metadata: Mapping[str, str] = _NOTHING,
 ) -> DiptychError:
-    """Rebuild the error of a peer: the class whose reason it is, else a plain one."""
+    """Rebuild the error of a peer: the class whose reason it is, else a plain one.
+
+    A ``retry_after_s`` that is no time to wait was not said.
+    """
     error = _of_reason(code, reason, message)
-    error.retry_after_s = retry_after_s
+    if retry_after_s is not None and 0.0 <= retry_after_s <= _MOST_RETRY_S:
+        error.retry_after_s = retry_after_s
     error.metadata = {**error.metadata, **metadata}
     return error
 

@@ -1,5 +1,7 @@
 """Errors of a peer, rebuilt from what crossed the wire."""
 
+import math
+
 import grpc
 import pytest
 
@@ -35,6 +37,23 @@ def test_an_error_keeps_its_class(error: DiptychError) -> None:
     assert (back.code, back.reason, back.message) == (error.code, error.reason, error.message)
     assert back.retry_after_s == error.retry_after_s
     assert back.metadata == error.metadata
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_what_is_no_time_to_wait_was_not_said(seconds: float) -> None:
+    failure = to_failure(BlocksExhaustedError("full"))
+    failure.retry_after_s = seconds
+    back = from_failure(failure)
+    assert back.retry_after_s is None
+    assert len(to_status(back).details) == 1, "no RetryInfo"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 315_576_000_000.0])
+def test_any_time_to_wait_that_can_be_said_is_told_on(seconds: float) -> None:
+    failure = to_failure(BlocksExhaustedError("full", retry_after_s=seconds))
+    back = from_failure(failure)
+    assert back.retry_after_s == seconds
+    assert len(to_status(back).details) == 2
 
 
 def test_a_class_without_a_reason_of_its_own_stays_here() -> None:

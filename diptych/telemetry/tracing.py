@@ -46,6 +46,8 @@ Metadata = Sequence[tuple[str, str | bytes]]  # of a call, or headers
 
 _ERROR_TYPE = attributes.ERROR_TYPE  # the name means other things below
 _NO_MARKS: Attributes = MappingProxyType({})
+_TRACE_STATE = "tracestate"
+_MAX_TRACE_STATE = 512  # characters, which W3C Trace Context has everybody pass on at least
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -286,7 +288,12 @@ def extract_map(carrier: Mapping[str, str]) -> Context:
 
 
 def inject_map(context: Context) -> dict[str, str]:
-    """The W3C context as a map."""
+    """The W3C context as a map; without a ``tracestate`` that is longer than has to be passed on.
+
+    gRPC takes 8 KiB of metadata with a call, and all of it counts.
+    """
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
+    if len(carrier.get(_TRACE_STATE, "")) > _MAX_TRACE_STATE:
+        del carrier[_TRACE_STATE]
     return carrier

@@ -71,6 +71,21 @@ class TestTracing:
         assert marks is not None
         assert marks[attributes.STAGE] == "transfer"
 
+    @pytest.mark.parametrize("num_characters", [512, 513, 8000])
+    def test_a_trace_state_is_passed_on_as_far_as_metadata_has_room(
+        self, num_characters: int
+    ) -> None:
+        above = f"00-{'a' * 32}-{'b' * 16}-01"
+        entries = [f"a{i}={'x' * 250}" for i in range(num_characters // 255)]
+        rest = num_characters - len(",".join(entries)) - len(",z=")
+        state = ",".join([*entries, "z=" + "y" * rest])
+        assert len(state) == num_characters
+        context = extract_map({"traceparent": above, "tracestate": state})
+        expected = {"traceparent": above}
+        if num_characters <= 512:
+            expected["tracestate"] = state
+        assert inject_map(context) == dict(inject_metadata(context)) == expected
+
     def test_spans_recorded_afterwards_tile_their_parent(self) -> None:
         began = time.monotonic() - 2
         root = self.tracing.start("chat m", start_s=began)

@@ -169,7 +169,8 @@ class WorkerWatch:
                 self._wrong = state.incarnation
                 role = _name(worker_pb2.WorkerRole.DESCRIPTOR, state.role)
                 logger.error("no role known here", extra={"worker": self.address, "is": role})
-            return
+            if self.state is None:
+                return  # one that was used has to be used no more
         if self._is_twin(state.incarnation):
             return
         before, self.state = self.state, state

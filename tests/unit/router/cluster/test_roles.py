@@ -68,6 +68,15 @@ def worker(name: str) -> WorkerId:
     return WorkerId(f"{name}:1", f"{name}:1-1")
 
 
+async def test_a_worker_that_has_only_roles_without_a_name_here_gets_no_more_work() -> None:
+    world = soft_world(a=BOTH, b=(DECODE,))
+    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+    world.says("b:1", role=78, roles=(78,), able_roles=(78,))
+    assert pools(world) == ({"a:1"}, {"a:1"})
+    soft(world, "b", (DECODE,))
+    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+
+
 async def test_a_worker_of_both_roles_is_in_both_pools_over_one_watch() -> None:
     world = soft_world(a=BOTH, b=(DECODE,))
     assert pools(world) == ({"a:1"}, {"a:1", "b:1"})

@@ -16,6 +16,7 @@ from diptych.request_class import RequestClass
 
 _MAX_ID_CHARACTERS: Final = 512
 _SEED_BITS: Final = 53  # that any JSON reader keeps
+_NO_SEEDS: Final = (None, -1)  # as a router takes them
 _PROMPTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {  # as they follow one another
     "/v1/chat/completions": ("messages",),
     "/v1/completions": ("prompt",),
@@ -111,7 +112,7 @@ class LineMaker:
     def make(self, checked: CheckedLine, rank: int) -> Line:
         """The line whose place among those that are sent is ``rank``."""
         body = {**checked.body, "priority": RequestClass.BATCH.value}
-        if self._has_seed and body.get("seed") is None:
+        if self._has_seed and body.get("seed") in _NO_SEEDS:
             body["seed"] = self._draw_seed()
         if self._tenant:  # the routers see one caller: tenants would share what is cached
             body["cache_salt"] = _salt(self._tenant, body.get("cache_salt") or "")

@@ -190,6 +190,8 @@ class Admitted:
         self._places = places
         self._reserve = reserve
         self._num_reserved = num_reserved
+        self.has_left = self.has_used = False
+        self._counts = True  # as a request
 
     def reserve(self, num_tokens: int) -> None:
         """All that the request may come to, unless that was done. Raises QuotaExceededError."""
@@ -200,6 +202,7 @@ class Admitted:
     def leave(self, num_used_tokens: int) -> None:
         """It ended, and used so many of the tokens."""
         self._places.leave()
+        self.has_left, self.has_used = True, num_used_tokens > 0
         if self._account.tokens is not None:
             num_reserved = self._num_reserved or 0
             self._account.tokens.give_back(max(0, num_reserved - num_used_tokens))
@@ -207,8 +210,14 @@ class Admitted:
     def withdraw(self) -> None:
         """In place of ``leave``: it was never begun, or there was no room, and took nothing."""
         self.leave(0)
-        if self._account.requests is not None:
-            self._account.requests.give_back(1)
+        self.uncount()
+
+    def uncount(self) -> None:
+        """If it has left and used nothing: it is no request either. Idempotent."""
+        if self.has_left and not self.has_used and self._counts:
+            self._counts = False
+            if self._account.requests is not None:
+                self._account.requests.give_back(1)
 
 
 def _changed(bucket: MinuteBucket | None, limit: int | None, now_s: float) -> MinuteBucket | None:

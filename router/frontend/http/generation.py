@@ -22,6 +22,7 @@ from router.frontend.http.event_stream import EventStream
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.merged_events import MergedEvents, OfPrompt
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
+from router.frontend.outcome import NO_ROOM
 from router.frontend.quotas import Admitted, Places
 from router.frontend.told_logprobs import MAX_LOGPROBS
 from router.generation.answer import GenerationEvent, Outlet, Summary
@@ -122,6 +123,7 @@ class GenerationAnswers:
         with self._let_in(exchange, asked, deadline_s) as places, ExitStack() as held:
             checked = await self._checked(exchange, asked, deadline_s)
             parts = held.enter_context(self._admitted(exchange, checked))
+            admitted = tuple(parts)
             merged = MergedEvents(len(checked))
             answers = (
                 (index, _renaming(generate(request, part=parts.popleft()), names))
@@ -146,6 +148,9 @@ class GenerationAnswers:
                     for each in following:
                         each.cancel()
         if failure is not None:
+            if failure.reason in NO_ROOM:  # those that were cut off for it used nothing either
+                for part in admitted:
+                    part.uncount()
             raise failure
 
     async def _tell_several(

@@ -441,6 +441,14 @@ def test_a_pace_comes_back_with_answers() -> None:
     assert limits.index(4) - limits.index(3) == 3, "one more for each round"
 
 
+@pytest.mark.parametrize("seed", [None, -1])
+def test_a_line_without_a_seed_is_given_one_once(seed: int | None) -> None:
+    """Or it would have another text where it is sent again; -1 is none, as routers take it."""
+    raw = RawLine(1, line("a", "x", seed=seed))
+    made = LineMaker(CHAT, "", lambda: 77).make(LineCheck(CHAT).read(raw), 0)
+    assert json.loads(made.body)["seed"] == 77
+
+
 def test_what_is_sent_is_no_longer_than_the_line() -> None:
     """A router takes bodies up to as many bytes."""
     body = {"messages": [{"role": "user", "content": "漢字" * 1000}]}

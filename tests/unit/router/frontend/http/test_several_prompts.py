@@ -12,6 +12,7 @@ from diptych.errors import (
     DiptychError,
     InvalidRequestError,
     NoWorkerError,
+    QueueFullError,
     SlowClientError,
 )
 from diptych.finish_reason import FinishReason
@@ -257,6 +258,33 @@ async def test_prompts_that_never_begin_use_no_quota() -> None:
     world.answers.failure = None
     assert world.answers.num_begun == 1
     assert len((await world.ask(9)).told["choices"]) == 9
+
+
+async def test_where_there_is_no_room_for_one_none_of_those_cut_off_for_it_counts() -> None:
+    """So it can come again as it was told, though its tenant may make no more in a minute."""
+    world = World(Limits(requests_per_minute=16))
+
+    async def full(
+        request: GenerationRequest, *, part: Admitted, **_: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        world.answers.num_begun += 1
+        is_last = world.answers.num_begun == 16
+        try:
+            if not is_last:
+                await asyncio.Event().wait()
+            raise QueueFullError("full", retry_after_s=1.0)
+            yield  # it is a generator
+        finally:
+            if is_last:
+                part.withdraw()
+            else:
+                part.leave(0)
+
+    world.answers.generate = full  # type: ignore[method-assign, assignment]
+    client = await world.ask(16)
+    assert (client.sent[0]["status"], world.answers.num_begun) == (429, 16)
+    del world.answers.generate
+    assert len((await world.ask(16)).told["choices"]) == 16
 
 
 async def test_a_drain_waits_for_prompts_that_were_let_in() -> None:

@@ -1,5 +1,7 @@
 """How likely the model found a token: plain data, from the sampler to the client. Pure."""
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from diptych.v1 import common_pb2
@@ -24,6 +26,16 @@ class TokenLogprobs(NamedTuple):
             top_token_ids=self.top_token_ids,
             top_logprobs=self.top_logprobs,
         )
+
+
+def is_whole(messages: Iterable[common_pb2.TokenLogprobs]) -> bool:
+    """Whether each can be told: all of it is numbers, of which each likely token has one."""
+    return all(
+        message.logprob < math.inf
+        and len(message.top_token_ids) == len(message.top_logprobs)
+        and all(each < math.inf for each in message.top_logprobs)
+        for message in messages
+    )
 
 
 class PromptLogprobs(NamedTuple):

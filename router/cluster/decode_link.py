@@ -9,6 +9,7 @@ from diptych.request_class import RequestClass
 from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from router.cluster import wrong_forms
 from router.cluster.watch import WorkerWatch
 from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences, Shares
@@ -158,7 +159,11 @@ class DecodeLink:
                 if listener is not None:
                     if self.local_prompts.over(tokens.sequence_id):
                         self._on_change(self)
-                    listener.on_tokens(tokens)
+                    wrong = wrong_forms.of_tokens(tokens)
+                    if wrong is None:
+                        listener.on_tokens(tokens)
+                    else:
+                        self._give_up(tokens.sequence_id, listener, wrong)
         elif kind == "welcome":
             self.worker = WorkerId(self.watch.address, event.welcome.incarnation)
             self._send_peers()
@@ -172,8 +177,16 @@ class DecodeLink:
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
-            if listener is not None:
+            wrong = wrong_forms.of_stats(event.proven.stats) if kind == "proven" else None
+            if listener is not None and wrong is not None:
+                self._give_up(sequence_id, listener, wrong)
+            elif listener is not None:
                 listener.on_decode_event(event)
+
+    def _give_up(self, sequence_id: int, listener: ReservationListener, why: str) -> None:
+        """The worker lives and does wrong with that sequence."""
+        self.release(sequence_id)
+        listener.on_reservation_lost(sequence_id, why)
 
     def _break(self, why: str) -> None:
         self.worker = None

@@ -12,6 +12,7 @@ from diptych.rpc.client_stream import ClientStream, CommandQueue
 from diptych.rpc.status import from_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
+from router.cluster import wrong_forms
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,10 @@ class PrefillLink:
             incarnation = event.accepted.incarnation
             if incarnation != self._worker.incarnation:
                 return NoWorkerError(f"{incarnation} is there now")
+        if event.HasField("first_token"):
+            wrong = wrong_forms.of_first_token(event.first_token)
+            if wrong is not None:
+                return NoWorkerError(wrong)
         if not self._closed and not event.HasField("heartbeat"):
             self._listener.on_prefill_event(self._sequence_id, event)
         return None

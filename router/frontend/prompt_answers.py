@@ -141,10 +141,11 @@ class PromptAnswers:
         request = call.work
         pooling = request.pooling or self._admission.model.pooling or Pooling.LAST_TOKEN
         await self._admission.admit_prompts("Embed", call.errand.deadline_s)
+        wanted = WantedStates(_ON_WIRE[pooling], self._admission.model.vector_size)
         jobs = []
         for index, each in enumerate(request.inputs):
             token_ids = await self._read_input(call, each, f"inputs[{index}]")
-            jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
+            jobs.append(Job(token_ids, wanted))
         num_tokens = sum(job.num_tokens for job in jobs)
         call.reserve(num_tokens)
         results = await self._jobs.run(jobs, call.errand)

@@ -1,8 +1,10 @@
 """What workers told of the prompt's own tokens: which came, and which are missing. Pure."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from diptych.token_logprobs import is_whole
 from diptych.v1 import common_pb2, prefill_pb2
 
 
@@ -18,6 +20,7 @@ class WantedStates(NamedTuple):
     """One vector of the prompt's hidden states."""
 
     pooling: int  # common_pb2.Pooling
+    num_values: int | None = None  # of the vector; None: it is not known
 
 
 Wanted = WantedLogprobs | WantedStates
@@ -46,10 +49,16 @@ class PromptTold:
         return wanted
 
     def accept(self, part: ToldPart) -> bool:
-        """Take what is next of a part, and nothing twice. False: tokens before it are missing."""
+        """Take what is next of a part, and nothing twice.
+
+        False: tokens before it are missing, or it cannot be told.
+        """
         wanted = self.missing
         if isinstance(part, prefill_pb2.PooledStates):
             if isinstance(wanted, WantedStates):
+                is_long = wanted.num_values in (None, len(part.values))
+                if not is_long or not all(map(math.isfinite, part.values)):
+                    return False
                 self._wanted = None
                 self._tell(part)
             return True
@@ -57,7 +66,7 @@ class PromptTold:
 
     def _accept_next(self, wanted: WantedLogprobs, part: common_pb2.PromptLogprobs) -> bool:
         known = wanted.first_position - part.position
-        if known < 0:
+        if known < 0 or not is_whole(part.logprobs):
             return False
         if known >= len(part.logprobs):
             return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -9,7 +10,7 @@ import grpc
 import pytest
 
 from diptych.timers import Timers
-from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2
+from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc, worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
 from router.placement.types import WorkerId
@@ -150,3 +151,54 @@ async def test_a_stream_that_the_worker_ends_is_lost_and_told_once(
         running.cancel()
     assert listener.lost == [(3, "it ended the stream")]
     assert [record.message for record in caplog.records] == ["decode stream lost"]
+
+
+FOUND = common_pb2.TokenLogprobs(logprob=-1, top_token_ids=[5], top_logprobs=[-1])
+NO_NUMBER = common_pb2.TokenLogprobs(logprob=math.nan)
+UNEVEN = common_pb2.TokenLogprobs(logprob=-1, top_token_ids=[5, 6], top_logprobs=[-1])
+
+
+def step(*logprobs: common_pb2.TokenLogprobs) -> decode_pb2.DecodeEvent:
+    """Two tokens of a sequence."""
+    tokens = decode_pb2.SequenceTokens(
+        sequence_id=1, position=3, token_ids=[5, 6], logprobs=logprobs
+    )
+    return decode_pb2.DecodeEvent(step=decode_pb2.StepTokens(sequences=[tokens]))
+
+
+def pulled(seconds: float) -> decode_pb2.DecodeEvent:
+    stats = common_pb2.TransferStats(total_s=1.0, exposed_s=seconds)
+    return decode_pb2.DecodeEvent(proven=decode_pb2.Proven(sequence_id=1, stats=stats))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        step(FOUND),
+        step(FOUND, FOUND, FOUND),
+        step(FOUND, NO_NUMBER),
+        step(UNEVEN, FOUND),
+        pulled(math.nan),
+        pulled(math.inf),
+        pulled(-math.inf),
+    ],
+)
+def test_what_nobody_could_tell_on_ends_the_reservation(said: decode_pb2.DecodeEvent) -> None:
+    link, heard = link_to(None), LastWords()
+    link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d1")))
+    assert link.reserve(decode_pb2.Reserve(sequence_id=1), heard)
+    link._handle(said)
+    assert [sequence_id for sequence_id, _ in heard.lost] == [1]
+    assert link.num_sequences == 0
+    link._handle(said)
+    assert len(heard.lost) == 1, "nothing is heard of it any more"
+
+
+@pytest.mark.parametrize("said", [step(), step(FOUND, FOUND), pulled(0.0)])
+def test_what_can_be_told_on_is(said: decode_pb2.DecodeEvent) -> None:
+    link, heard = link_to(None), LastWords()
+    link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d1")))
+    assert link.reserve(decode_pb2.Reserve(sequence_id=1), heard)
+    with pytest.raises(AssertionError):  # as whoever listens would say other words
+        link._handle(said)
+    assert not heard.lost

@@ -1,9 +1,13 @@
 """The stream of one lease, where there is no more channel for it."""
 
+import math
+
+import pytest
+
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.channel import open_channel
 from diptych.timers import Timers
-from diptych.v1 import prefill_pb2
+from diptych.v1 import common_pb2, prefill_pb2
 from router.cluster.prefill_link import PrefillLink
 from router.placement.types import WorkerId
 
@@ -19,6 +23,24 @@ class Ended:
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         self.errors.append((sequence_id, error))
+
+
+@pytest.mark.parametrize("logprob", [math.nan, math.inf])
+async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(logprob: float) -> None:
+    channel = open_channel("127.0.0.1:1")
+    link = PrefillLink(
+        channel,
+        prefill_pb2.PrefillStart(sequence_id=7),
+        Ended(),
+        worker=WorkerId("127.0.0.1:1", "w"),
+        timers=Timers(),
+    )
+    found = common_pb2.TokenLogprobs(logprob=logprob)
+    first = prefill_pb2.FirstToken(token_id=5, position=3, logprobs=found)
+    ended = link._on_event(prefill_pb2.PrefillEvent(first_token=first))
+    assert isinstance(ended, NoWorkerError)
+    link.close()
+    await channel.close(None)
 
 
 async def test_a_worker_that_was_left_before_its_stream_began() -> None:

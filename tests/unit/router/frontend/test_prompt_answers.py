@@ -178,7 +178,7 @@ async def test_a_vector_is_cut_and_then_scaled() -> None:
     rig = Rig()
     made = await rig.embed(embed("abc", dimensions=2))
     assert [list(vector) for vector in made.vectors] == [[0.6, 0.8]]
-    assert rig.jobs.jobs[0].wanted == WantedStates(2), "the last token's, unless somebody says"
+    assert rig.jobs.jobs[0].wanted == WantedStates(2, 4), "the last token's, unless somebody says"
     with pytest.raises(InvalidRequestError) as caught:
         await rig.embed(embed("abc", dimensions=5))
     assert caught.value.field == "dimensions"

@@ -1,5 +1,7 @@
 """What is told of a prompt comes once and whole, whatever becomes of who tells it."""
 
+import math
+
 import pytest
 
 from diptych.errors import ModelChangedError, NoWorkerError
@@ -50,6 +52,39 @@ def test_nothing_is_told_twice_and_nothing_beyond_what_is_wanted() -> None:
     assert told.values == [1, 2, 3, 4]
     assert state.missing is None
     assert state.accept(part(1, 9))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        common_pb2.TokenLogprobs(logprob=math.nan),
+        common_pb2.TokenLogprobs(logprob=math.inf),
+        common_pb2.TokenLogprobs(top_token_ids=[1], top_logprobs=[math.nan]),
+        common_pb2.TokenLogprobs(top_token_ids=[1, 2], top_logprobs=[-1]),
+    ],
+)
+def test_log_probabilities_that_are_none_are_not_told(wrong: common_pb2.TokenLogprobs) -> None:
+    told = Told()
+    state = PromptTold(WantedLogprobs(1, 5, 0), told)
+    least = common_pb2.TokenLogprobs(logprob=-math.inf)
+    assert not state.accept(common_pb2.PromptLogprobs(position=1, logprobs=[least, wrong]))
+    assert told.values == []
+    assert state.missing == WantedLogprobs(1, 5, 0)
+    assert state.accept(common_pb2.PromptLogprobs(position=1, logprobs=[least]))
+
+
+@pytest.mark.parametrize("values", [(), (1, 2), (1, 2, 3, 4), (1, math.nan, 3), (1, 2, math.inf)])
+def test_a_vector_of_another_length_or_without_a_number_is_not_told(
+    values: tuple[float, ...],
+) -> None:
+    heard: list[ToldPart] = []
+    state = PromptTold(WantedStates(common_pb2.POOLING_MEAN, 3), heard.append)
+    assert not state.accept(prefill_pb2.PooledStates(values=values))
+    assert state.missing is not None
+    assert not heard
+    right = prefill_pb2.PooledStates(values=[1, 2, 3])
+    assert state.accept(right)
+    assert heard == [right]
 
 
 def test_only_a_prefill_worker_is_asked_even_for_a_prompt_that_decode_has_cached() -> None:

@@ -20,7 +20,7 @@ class ModelChoice:
         """``text_digest`` is of the router's tokenizer and config."""
         self._text_digest = text_digest
         self._digest: str | None = None  # of the model that is served; None: none was seen
-        self._complained: set[str] = set()  # of these incarnations
+        self._complained: dict[str, str] = {}  # at an address, of that incarnation
 
     @property
     def digest(self) -> str:
@@ -50,9 +50,12 @@ class ModelChoice:
         return not gate.text_digest or gate.text_digest == self._text_digest
 
     def _complain(self, gate: Gate, what: str) -> None:
-        if gate.worker is None or gate.worker.incarnation in self._complained:
+        if gate.worker is None:
             return
-        self._complained.add(gate.worker.incarnation)
+        address, incarnation = gate.worker
+        if self._complained.get(address) == incarnation:
+            return
+        self._complained[address] = incarnation
         theirs = {"model_digest": gate.model_digest, "text_digest": gate.text_digest}
         ours = {"served": self._digest, "ours": self._text_digest}
         logger.error(what, extra={"worker": gate.worker.address, **theirs, **ours})

@@ -96,7 +96,7 @@ def _pairs(member: DecodeMember) -> Iterator[PairReport]:
             prefill=pair.source_address,
             decode=_address(member),
             state=_PAIR_STATES.get(pair.state, _UNKNOWN),
-            transport=pair.transport,
+            transport=pair.transport[:MAX_MESSAGE_CHARACTERS],
             bytes_per_s=measured(pair.bytes_per_s),
             num_pulls=pair.transfer.num_pulls,
             way=pair.way[:MAX_MESSAGE_CHARACTERS],

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _PROGRAM: Final = "diptych.text.grammar_check"
 _MAX_LINE_BYTES: Final = 2**20  # an answer: a constraint has 64 Ki characters at the most
 _MAX_REMEMBERED: Final = 256
+_MAX_REMEMBERED_CHARACTERS: Final = 8 * 2**20  # of their grammars, all together
 _MAX_WAITING: Final = 256
 _SOON_S: Final = 0.25  # nearly all take milliseconds
 _FIRST: Final = b'{"kind": "choice", "texts": ["a"], "output": ""}\n'  # once it has started
@@ -44,6 +45,10 @@ class _Verdict(NamedTuple):
     form: CheckedForm
     problem: str
     num_fitting: int  # bytes of the output so far
+
+
+def _num_characters(verdict: _Verdict | None) -> int:
+    return 0 if verdict is None else len(verdict.form.grammar) + len(verdict.problem)
 
 
 class _Checker:
@@ -118,6 +123,7 @@ class ConstraintCheck:
             FairPlaces(1, _MAX_WAITING, "constraints wait to be checked") for _ in range(2)
         )
         self._known: OrderedDict[_Asked, _Verdict] = OrderedDict()
+        self._num_known_characters = 0
 
     async def check(
         self,
@@ -161,10 +167,15 @@ class ConstraintCheck:
         return None if known is None or (emitted and not known.problem) else known
 
     def _remember(self, asked: _Asked, verdict: _Verdict) -> None:
+        before = self._known.pop(asked, None)
         self._known[asked] = verdict
-        self._known.move_to_end(asked)
-        if len(self._known) > _MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        self._num_known_characters += _num_characters(verdict) - _num_characters(before)
+        while (
+            len(self._known) > _MAX_REMEMBERED
+            or self._num_known_characters > _MAX_REMEMBERED_CHARACTERS
+        ):
+            _, oldest = self._known.popitem(last=False)
+            self._num_known_characters -= _num_characters(oldest)
 
     async def _ask(self, asked: _Asked, emitted: bytes, tenant: str) -> _Verdict:
         line = _line_of(asked, emitted)

@@ -442,11 +442,9 @@ def test_a_pace_comes_back_with_answers() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, -1])
-def test_a_line_without_a_seed_is_given_one_once(seed: int | None) -> None:
-    """Or it would have another text where it is sent again; -1 is none, as routers take it."""
-    raw = RawLine(1, line("a", "x", seed=seed))
-    made = LineMaker(CHAT, "", lambda: 77).make(LineCheck(CHAT).read(raw), 0)
-    assert json.loads(made.body)["seed"] == 77
+def test_a_line_without_a_seed_or_with_the_one_that_is_none_is_given_one(seed: int | None) -> None:
+    read = LineCheck(CHAT).read(RawLine(1, line("a", "x", seed=seed)))
+    assert json.loads(LineMaker(CHAT, "", lambda: 7).make(read, 0).body)["seed"] == 7
 
 
 def test_what_is_sent_is_no_longer_than_the_line() -> None:

@@ -12,7 +12,8 @@ from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
-from router.frontend.constraint_check import ConstraintCheck
+from router.frontend.checked_form import CheckedForm
+from router.frontend.constraint_check import ConstraintCheck, _Asked, _Verdict
 
 ENDLESS = Constraint.json_schema(
     {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(10, 40)]}
@@ -230,3 +231,15 @@ async def _tried(check: ConstraintCheck) -> str:
         return (await check.check(LETTERS)).grammar
     except InvalidRequestError:
         return ""
+
+
+async def test_of_large_grammars_few_are_remembered() -> None:
+    check = ConstraintCheck()
+    for number in range(100):
+        asked = _Asked(Constraint.regex(f"a{{{number}}}"), None, ())
+        verdict = _Verdict(CheckedForm("g" * 2**19), "", 0)
+        check._remember(asked, verdict)
+        check._remember(asked, verdict)
+    assert 1 < len(check._known) <= 16
+    assert check._num_known_characters == sum(len(v.form.grammar) for v in check._known.values())
+    assert asked in check._known, "the newest"

@@ -13,6 +13,7 @@ from the client's options to the workers' parameters.
 """
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -32,6 +33,7 @@ MAX_BAD_WORD_CHARACTERS = 128
 
 _UINT32 = 2**32 - 1
 _UINT64 = 2**64 - 1
+_FLOAT32: Final = struct.Struct("<f")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,9 +311,21 @@ def _check(name: str, value: Any, option: Option, path: str) -> None:
 
 
 def _is_within(value: float, option: Option) -> bool:
-    """False for NaN too."""
-    is_above = value > option.low if option.is_low_excluded else value >= option.low
-    return is_above and value <= option.high
+    """False for NaN too. By what workers are sent, so that they say no other."""
+    low, high = option.low, option.high
+    if isinstance(value, float):
+        value, low, high = (_as_sent(each) for each in (value, low, high))
+    is_above = value > low if option.is_low_excluded else value >= low
+    return is_above and value <= high
+
+
+def _as_sent(value: float) -> float:
+    """In 32 bits."""
+    try:
+        (sent,) = _FLOAT32.unpack(_FLOAT32.pack(value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(sent)
 
 
 def _check_length(name: str, length: int, option: Option, path: str) -> None:

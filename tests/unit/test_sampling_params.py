@@ -1,7 +1,8 @@
 """Every sampling parameter is declared once; the wire, the client and the flags follow."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -157,3 +158,24 @@ def test_a_list_that_is_too_long_is_not_copied() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         options_from_proto(message, "sampling")
     assert caught.value.field == "sampling.logit_bias"
+
+
+FLOATS = [name for name in WORKER_NAMES if isinstance(getattr(SamplingParams(), name), float)]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_a_router_accepts_a_worker_does_too(name: str) -> None:
+    """They are sent in 32 bits, in which a bound is another number."""
+    low, high = OPTIONS[name].low, OPTIONS[name].high
+    tried = [low, math.nextafter(low, high), low + 1e-46, math.nextafter(high, low), high]
+    num_accepted = 0
+    for value in tried:
+        named: dict[str, Any] = {name: value}
+        params = replace(SamplingParams(), **named)
+        try:
+            check_options(params, "x")
+        except InvalidRequestError:
+            continue
+        check_options(SamplingParams.from_proto(params.to_proto()), "x")
+        num_accepted += 1
+    assert num_accepted >= 2

@@ -79,15 +79,13 @@ class Collector:
                 path = "later"
         return f"{path}/{name}" if path else name
 
-    async def whole(
-        self, trace_id: str, paths: set[str], perhaps: frozenset[str] = frozenset()
-    ) -> dict[str, Any]:
-        """Wait for a trace of these spans, and no others but those that may be there or not."""
+    async def whole(self, trace_id: str, paths: set[str]) -> dict[str, Any]:
+        """Wait for a trace of these spans, and no others."""
         with suppress(AssertionError):
             await until(lambda: paths <= self.trace(trace_id).keys(), within_s=15)
         spans = self.trace(trace_id)
         assert not (missing := paths - spans.keys()), f"missing: {missing}"
-        assert not (others := spans.keys() - paths - perhaps), f"not expected: {others}"
+        assert not (others := spans.keys() - paths), f"not expected: {others}"
         return spans
 
 

@@ -56,10 +56,11 @@ class _Checker:
 
     def __init__(self) -> None:
         self._child: asyncio.subprocess.Process | None = None
+        self._is_loading = False
 
     async def line(self, asked: bytes) -> bytes:
         """Its answer; none if somebody else ended it, so that another may be asked."""
-        child = await self._running()
+        child = await self.start()
         assert child.stdin is not None
         assert child.stdout is not None
         line = b""
@@ -81,10 +82,17 @@ class _Checker:
         is_others_doing = code in _ENDED_BY_OTHERS
         return b"" if is_others_doing else _DIED
 
-    async def start(self) -> None:
-        """See to it that it runs, and has loaded what it needs."""
-        if self._child is None or self._child.returncode is not None:
-            await self.line(_FIRST)
+    async def start(self) -> asyncio.subprocess.Process:
+        """See to it that it runs, and has loaded what it needs, or ended.
+
+        Who gives up before it has leaves it to the next, as it loads that for all.
+        """
+        child = await self._running()
+        if self._is_loading:
+            assert child.stdout is not None
+            await child.stdout.readline()
+            self._is_loading = False
+        return child
 
     async def close(self) -> None:
         """End the process. Idempotent."""
@@ -104,6 +112,9 @@ class _Checker:
                 stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say
                 limit=_MAX_LINE_BYTES,
             )
+            assert child.stdin is not None
+            child.stdin.write(_FIRST)
+            self._is_loading = True
         return child
 
 

@@ -9,6 +9,8 @@ from diptych.errors import InvalidRequestError
 from diptych.v1 import common_pb2, inference_pb2
 
 MAX_CONSTRAINT_CHARACTERS = 65_536
+MAX_GRAMMAR_BYTES = 512 * 2**10
+"""Of what a constraint became, with thoughts and calls around it."""
 MAX_CHOICES = 1024
 
 

@@ -31,6 +31,7 @@ from typing import Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from diptych.constraint import MAX_GRAMMAR_BYTES
 from diptych.text.call_form import or_calls
 from diptych.text.grammars import LIMITS, REPLAY_S, REPLAYED_AT_ONCE
 from diptych.text.mark import Mark
@@ -86,19 +87,29 @@ def check(
             answer = or_calls(answer, calls, has_tokens=True)
             matcher = _compiled(spelled)
         if thoughts is None:
+            _check_length(answer)
             return {"grammar": answer, "num_fitting": _num_fitting(matcher, output)}
         thoughts = replace(thoughts, has_gap=not _may_begin_with_space(alone))
         if thoughts.open is not None and not thoughts.own_lead:
             _check_unlike(alone, thoughts.open, "thoughts")
         fitting = _compiled(thoughts.before(spelled, has_tokens=False))
+        answer = thoughts.before(answer, has_tokens=True)
+        _check_length(answer)
         num_fitting = _num_fitting(fitting, output)
     except ValueError as error:
         return {"problem": _one_line(str(error))}
     return {
-        "grammar": thoughts.before(answer, has_tokens=True),
+        "grammar": answer,
         "num_fitting": num_fitting,
         "has_gap": thoughts.has_gap,
     }
+
+
+def _check_length(grammar: str) -> None:
+    """Raise ValueError: no worker would take it."""
+    num_bytes = len(grammar.encode())
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"as a grammar it has {num_bytes} bytes, more than {MAX_GRAMMAR_BYTES}")
 
 
 def _compiled(grammar: str) -> llguidance.LLMatcher:

@@ -11,4 +11,5 @@ def with_answer(lark: str, answer: str, name: str) -> str:
     first, others = {"lark_grammar": answer}, []
     if answer.startswith("{"):
         first, *others = json.loads(answer)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": name}, *others]})
+    joined = {"grammars": [{"lark_grammar": lark}, {**first, "name": name}, *others]}
+    return json.dumps(joined, ensure_ascii=False)  # else some characters have twelve bytes

@@ -72,7 +72,10 @@ class TokenText:
         """The token's text, or its bytes where they need not be whole characters."""
         piece = self._pieces.get(token_id)
         if piece is None:
-            piece = self._pieces[token_id] = self._make_piece(token_id)
+            token = self._tokenizer.id_to_token(token_id)
+            if token is None:  # not kept: there are more such ids than memory
+                return ""
+            piece = self._pieces[token_id] = self._make_piece(token_id, token)
         return piece
 
     def whole(self, token_id: int) -> str | None:
@@ -84,7 +87,8 @@ class TokenText:
             whole: str | None = None
             with suppress(UnicodeDecodeError):
                 whole = piece if isinstance(piece, str) else piece.decode()
-            self._whole[token_id] = whole
+            if token_id in self._pieces:
+                self._whole[token_id] = whole
             return whole
 
     def spelling(self, token_id: int) -> bytes:
@@ -94,9 +98,8 @@ class TokenText:
             piece = self._tokenizer.id_to_token(token_id) or ""
         return piece.encode() if isinstance(piece, str) else piece
 
-    def _make_piece(self, token_id: int) -> str | bytes:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None or token_id in self._special_ids:
+    def _make_piece(self, token_id: int, token: str) -> str | bytes:
+        if token_id in self._special_ids:
             return ""
         if self.is_byte_level:
             try:

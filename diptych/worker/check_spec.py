@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from diptych.constraint import MAX_GRAMMAR_BYTES
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import MAX_BAD_WORDS, SamplingParams, check_options
 from diptych.v1 import common_pb2
@@ -10,7 +11,6 @@ MAX_SALT_BYTES = 64  # as inference.proto says
 MAX_PAYER_BYTES, MAX_TIER = 64, 15  # as common.proto says
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000  # likewise; 0: none was said
 MAX_OBJECTIVE_S = 86_400.0  # likewise
-MAX_GRAMMAR_BYTES = 512 * 2**10  # as common.proto says
 
 
 def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len: int) -> None:
@@ -79,7 +79,7 @@ def _check_sampling(
             f"has {num_stops} items, more than there are tokens, {vocab_size}",
             field="spec.sampling.stop_token_ids",
         )
-    if len(sampling.constraint.text) > MAX_GRAMMAR_BYTES:
+    if len(sampling.constraint.text.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidRequestError(
             f"longer than {MAX_GRAMMAR_BYTES} bytes", field="spec.sampling.constraint.text"
         )

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from diptych.constraint import Constraint
+from diptych.constraint import MAX_GRAMMAR_BYTES, Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
@@ -130,6 +130,32 @@ async def test_one_who_gives_up_takes_no_answer_of_anothers(shared: ConstraintCh
     assert gone.cancelled()
     for index, other in enumerate(others):
         assert f"x{index}" in other.result().grammar
+
+
+async def test_a_process_that_starts_is_not_ended_by_who_gives_up_on_it() -> None:
+    check, started = ConstraintCheck(), set[int]()
+    others = {child.pid for child in psutil.Process().children()}
+    try:
+        for _ in range(100):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await check.check(LETTERS)
+            started |= {child.pid for child in psutil.Process().children()} - others
+            if started:
+                break
+        assert len((await check.check(LETTERS)).grammar) > 0
+        assert {child.pid for child in psutil.Process().children()} - others == started
+        assert len(started) == 1
+    finally:
+        await check.close()
+
+
+async def test_the_longest_is_not_too_long_for_workers(shared: ConstraintCheck) -> None:
+    thoughts = ThoughtForm(open=None, close=Mark.of("</t>", {"</t>": 7}))
+    for text in ("😀" * 65_500, "\x01" * 10_900):  # as JSON, of which there are 65,536 characters
+        constraint = Constraint.json_schema({"description": text})
+        checked = await shared.check(constraint, b"", thoughts, (Mark.of("<call>", {}),))
+        assert len(checked.grammar.encode()) < MAX_GRAMMAR_BYTES
 
 
 async def test_a_process_that_somebody_ends_is_replaced(shared: ConstraintCheck) -> None:

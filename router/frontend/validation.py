@@ -177,6 +177,7 @@ def resolve(
             min_tokens=min_tokens,
             stop_token_ids=stop_token_ids,
             told=_wanted(request, len(prompt_ids)),
+            has_logprobs=chosen["logprobs"] is not None,
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,

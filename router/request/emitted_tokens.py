@@ -21,6 +21,8 @@ class RequestShape:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     told: Wanted | None = None
+    has_logprobs: bool = False
+    """Whether each token is told with its log probability."""
 
 
 class EmittedTokens:
@@ -56,6 +58,10 @@ class EmittedTokens:
     def is_ahead(self, position: int) -> bool:
         """Whether tokens before ``position`` are missing."""
         return position > self.num_sequence_tokens
+
+    def is_told(self, num_tokens: int, logprobs: Sequence[TokenLogprobs]) -> bool:
+        """Whether so many tokens come with what is wanted of each."""
+        return len(logprobs) == num_tokens or not self._shape.has_logprobs
 
     def accept(
         self,

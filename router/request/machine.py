@@ -12,6 +12,7 @@ positions have neither gaps nor repeats.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from diptych.errors import DeadlineExceededError, DiptychError, SlowClientError
 from router.placement.types import Placement
@@ -29,6 +30,8 @@ from router.request.prompt_told import PromptTold, ToldSink, Wanted
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
 from router.request.stall_watch import StallWatch
+
+_UNTOLD: Final = "it did not tell a token's log probability"
 
 
 class RequestMachine:
@@ -143,6 +146,7 @@ class RequestMachine:
             held is not None
             and held.sequence_id == event.sequence_id
             and held.state is ReservationState.RUNNING
+            and self._output.is_told(len(event.token_ids), event.logprobs)
             and self._output.accept(event.position, event.token_ids, event.margins, event.logprobs)
             and not self._output.complete_reason
         )
@@ -245,7 +249,9 @@ class RequestMachine:
     def _on_prompt_told(self, event: events.PromptTold) -> None:
         lease = self.attempt.lease_of(event.sequence_id)
         if lease is not None and not self._told.accept(event.part):
-            self._follow(self._fail_over.lease_broken("it skipped a log probability"))
+            self._follow(
+                self._fail_over.lease_broken("what it told of the prompt is not what comes next")
+            )
 
     def _on_first_token(self, event: events.FirstToken) -> None:
         lease = self.attempt.lease_of(event.sequence_id)
@@ -256,7 +262,9 @@ class RequestMachine:
             return
         margins = () if event.margin is None else (event.margin,)
         logprobs = () if event.logprobs is None else (event.logprobs,)
-        if not self._output.accept(event.position, (event.token_id,), margins, logprobs):
+        if not self._output.is_told(1, logprobs):
+            self._follow(self._fail_over.lease_broken(_UNTOLD))
+        elif not self._output.accept(event.position, (event.token_id,), margins, logprobs):
             self._follow(self._fail_over.lease_broken("it skipped a token"))
         elif self._output.complete_reason or event.finish_reason:
             self._finish(self._output.complete_reason or event.finish_reason)
@@ -285,7 +293,9 @@ class RequestMachine:
         held = self.attempt.reservation_of(event.sequence_id)
         if held is None or held.state is not ReservationState.RUNNING:
             return
-        if self._output.is_ahead(event.position):
+        if not self._output.is_told(len(event.token_ids), event.logprobs):
+            self._follow(self._fail_over.reservation_broken(_UNTOLD))
+        elif self._output.is_ahead(event.position):
             self._follow(self._fail_over.reservation_broken("it skipped a token"))
         elif self._output.stop_matched:
             self._finish(self._output.complete_reason)

@@ -166,6 +166,13 @@ def step(*logprobs: common_pb2.TokenLogprobs) -> decode_pb2.DecodeEvent:
     return decode_pb2.DecodeEvent(step=decode_pb2.StepTokens(sequences=[tokens]))
 
 
+def marked(*margins: float) -> decode_pb2.DecodeEvent:
+    """Two tokens of a sequence, and how sure they were."""
+    said = step()
+    said.step.sequences[0].margins.extend(margins)
+    return said
+
+
 def pulled(seconds: float) -> decode_pb2.DecodeEvent:
     stats = common_pb2.TransferStats(total_s=1.0, exposed_s=seconds)
     return decode_pb2.DecodeEvent(proven=decode_pb2.Proven(sequence_id=1, stats=stats))
@@ -178,6 +185,8 @@ def pulled(seconds: float) -> decode_pb2.DecodeEvent:
         step(FOUND, FOUND, FOUND),
         step(FOUND, NO_NUMBER),
         step(UNEVEN, FOUND),
+        marked(1.0),
+        marked(1.0, math.nan),
         pulled(math.nan),
         pulled(math.inf),
         pulled(-math.inf),
@@ -194,7 +203,7 @@ def test_what_nobody_could_tell_on_ends_the_reservation(said: decode_pb2.DecodeE
     assert len(heard.lost) == 1, "nothing is heard of it any more"
 
 
-@pytest.mark.parametrize("said", [step(), step(FOUND, FOUND), pulled(0.0)])
+@pytest.mark.parametrize("said", [step(), step(FOUND, FOUND), marked(0.0, math.inf), pulled(0.0)])
 def test_what_can_be_told_on_is(said: decode_pb2.DecodeEvent) -> None:
     link, heard = link_to(None), LastWords()
     link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d1")))

@@ -1,6 +1,7 @@
 """The stream of one lease, where there is no more channel for it."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,15 @@ class Ended:
         self.errors.append((sequence_id, error))
 
 
-@pytest.mark.parametrize("logprob", [math.nan, math.inf])
-async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(logprob: float) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"logprobs": common_pb2.TokenLogprobs(logprob=math.nan)},
+        {"logprobs": common_pb2.TokenLogprobs(logprob=math.inf)},
+        {"margin": math.nan},
+    ],
+)
+async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(said: dict[str, Any]) -> None:
     channel = open_channel("127.0.0.1:1")
     link = PrefillLink(
         channel,
@@ -35,8 +43,7 @@ async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(logprob: f
         worker=WorkerId("127.0.0.1:1", "w"),
         timers=Timers(),
     )
-    found = common_pb2.TokenLogprobs(logprob=logprob)
-    first = prefill_pb2.FirstToken(token_id=5, position=3, logprobs=found)
+    first = prefill_pb2.FirstToken(token_id=5, position=3, **said)
     ended = link._on_event(prefill_pb2.PrefillEvent(first_token=first))
     assert isinstance(ended, NoWorkerError)
     link.close()

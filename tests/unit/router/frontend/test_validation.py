@@ -377,6 +377,16 @@ def test_every_parameter_of_the_workers_is_the_clients() -> None:
     assert not any(getattr(sampling, name) == getattr(defaults, name) for name in given)
 
 
+@pytest.mark.parametrize(
+    ("given", "has_logprobs"),
+    [({}, False), ({"logprobs": 0}, True), ({"n": 1, "best_of": 2}, True)],
+)
+def test_what_each_token_has_to_come_with(given: dict[str, Any], has_logprobs: bool) -> None:
+    resolved = resolve(tokens(5, **given))
+    assert resolved.shape.has_logprobs is has_logprobs
+    assert resolved.shape.has_logprobs is (resolved.sampling.logprobs is not None)
+
+
 def test_a_bad_word_is_that_alone_and_after_a_space(tokenizer: Tokenizer) -> None:
     found = validation.tokenize_bad_words(["hello", "Größe"], tokenizer)
     said = {tokenizer.decode(word) for word in found}

@@ -103,6 +103,7 @@ class World:
         spare_only_s: float = 0.0,
         model_digest: str = "",
         in_order: bool = False,
+        has_logprobs: bool = False,
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt.
 
@@ -138,6 +139,7 @@ class World:
                 max_tokens=max_tokens,
                 stop_token_ids=stop_token_ids,
                 told=told,
+                has_logprobs=has_logprobs,
             ),
             RequestDeps(
                 clock=self.clock,

@@ -61,7 +61,7 @@ class _RerankBody(_Body):
     documents: Annotated[
         list[Annotated[_Document, BeforeValidator(_as_document)]],
         FailFast(),
-        Field(max_length=MAX_INPUTS),
+        Field(min_length=1, max_length=MAX_INPUTS - 1),  # the query is an input too
     ]
     top_n: Annotated[int, Field(ge=0)] | None = None
 
@@ -144,7 +144,6 @@ def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
     unserved.refuse(content, unserved.OF_RERANK)
     body = validated(_RerankBody, content)
     texts = [each.text for each in body.documents]
-    check_num_inputs(len(texts) + 1, "documents")
     request = _compared([body.query, *texts], body, envelope)
     names = {"inputs[0].text": "query", "inputs[0]": "query"}
     names |= {f"inputs[{index + 1}].text": f"documents[{index}]" for index in range(len(texts))}

@@ -98,6 +98,13 @@ def test_a_wrong_document_is_named_as_its_client_wrote_it(documents: object, fie
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(("num", "most"), [(0, "at least 1"), (2048, "at most 2047")])
+def test_the_documents_are_counted_as_their_client_does(num: int, most: str) -> None:
+    with pytest.raises(InvalidRequestError, match=most) as caught:
+        read_rerank({"query": "q", "documents": ["d"] * num}, ENVELOPE)
+    assert caught.value.field == "documents"
+
+
 def test_documents_are_texts_or_objects_with_one() -> None:
     ranking = read_rerank({"query": "q", "documents": ["a", {"text": "b", "id": 1}]}, ENVELOPE)
     assert ranking.documents == ["a", "b"]

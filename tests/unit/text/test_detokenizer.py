@@ -51,6 +51,19 @@ def run(
     return text + last.text, last.stop_match, used
 
 
+@pytest.mark.parametrize("kind", _KINDS)
+def test_of_ids_that_the_vocabulary_lacks_nothing_is_kept(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    pieces = tokenizers[kind].text
+    unknown = range(10**6, 10**6 + 9)
+    assert {pieces.piece(token_id) for token_id in unknown} == {""}
+    assert {pieces.whole(token_id) for token_id in unknown} == {""}
+    known = pieces.whole(5)
+    assert not {*pieces._pieces, *pieces._whole} & {*unknown}
+    assert pieces._whole[5] == known
+
+
 @pytest.mark.parametrize("num_before", [1, 2 * detokenizer.BULK_TOKENS])
 def test_of_stops_that_end_together_the_longest_counts(
     tokenizers: dict[str, Tokenizer], num_before: int

@@ -273,7 +273,7 @@ def _load_model(config: RouterConfig, abandoned: threading.Event) -> ServedModel
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     with ConsoleProgress() as progress:
         report = abandonable(progress, abandoned)
-        source = model_source.resolve(config.model, cache_dir, report)
+        source = model_source.resolve(config.model, cache_dir, report, texts_only=True)
     name = config.served_model_name or source.name
     return ServedModel.from_folder(
         name, source.folder, config.answer_form, inert_contents=config.has_inert_contents

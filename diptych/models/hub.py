@@ -25,12 +25,19 @@ _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
 def hub_folder(
-    model: str, cache_dir: Path, progress: Progress, revision: str | None = None
+    model: str,
+    cache_dir: Path,
+    progress: Progress,
+    revision: str | None = None,
+    *,
+    texts_only: bool = False,
 ) -> Path:
     """Fetch ``org/name``: the small files, then the weights and what else is used, no others.
 
-    Blocking. ``revision`` is a branch, a tag or a commit; None: the newest. ``progress`` may
-    raise AbandonedError, which ends it soon: what was fetched whole is not fetched again.
+    Blocking. ``revision`` is a branch, a tag or a commit; None: the newest. ``texts_only``
+    leaves the weights where they are; who wants them gets them into the same folder later.
+    ``progress`` may raise AbandonedError, which ends it soon: what was fetched whole is not
+    fetched again.
 
     Raises:
         ConfigurationError: the hub does not have it, or cannot be asked; one line.
@@ -51,9 +58,11 @@ def hub_folder(
                 tqdm_class=_bars(told),
             )
         )
-        told.num_bytes = _num_bytes(folder)
+        names = list(_IN_FOLDERS)
+        if not texts_only:
+            told.num_bytes = _num_bytes(folder)
+            names += _weight_files(folder)
         # The same revision, though the hub may have a newer one by now.
-        names = [*_IN_FOLDERS, *_weight_files(folder)]
         fetch(allow_patterns=names, revision=folder.name, tqdm_class=_bars(told))
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
         if told.is_abandoned:

@@ -31,11 +31,17 @@ class ResolvedModel(NamedTuple):
 
 
 def resolve(
-    model: str, cache_dir: Path = DEFAULT_CACHE_DIR, progress: Progress = silent
+    model: str,
+    cache_dir: Path = DEFAULT_CACHE_DIR,
+    progress: Progress = silent,
+    *,
+    texts_only: bool = False,
 ) -> ResolvedModel:
     """Find ``model``: a folder, a .gguf file, ``demo``, or a hub id ``org/name[@revision]``.
 
     Blocking; downloads and imports what is missing. A revision is no part of the name.
+    ``texts_only``: no weights are read, and those of a hub id are not downloaded. A .gguf
+    file and the demo, whose tokenizer is in the same file, are imported whole.
 
     Raises:
         ConfigurationError: there is no such model, or it cannot be fetched or
@@ -53,7 +59,8 @@ def resolve(
     if (hub_id := _HUB_ID.fullmatch(model)) is not None:
         name, revision = hub_id.groups()
         cache = _expanded(cache_dir, "model cache")
-        return ResolvedModel(hub_folder(name, cache, progress, revision), name)
+        folder = hub_folder(name, cache, progress, revision, texts_only=texts_only)
+        return ResolvedModel(folder, name)
     raise ConfigurationError(
         f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id "
         "org/name or org/name@revision"

@@ -41,6 +41,7 @@ USED = (
     "additional_chat_templates/tool_use.jinja",
     *SHARDS,
 )
+TEXTS = tuple(name for name in USED if name not in SHARDS)
 FETCH = """
 import sys, threading
 from pathlib import Path
@@ -56,7 +57,8 @@ def note(stage, done_ratio):
         abandoned.set()
 
 try:
-    print(resolve("org/name", Path(sys.argv[1]), abandonable(note, abandoned)).folder)
+    report = abandonable(note, abandoned)
+    print(resolve("org/name", Path(sys.argv[1]), report, texts_only={texts_only!r}).folder)
 except AbandonedError:
     print("abandoned")
 print(sorted(set(seen)))
@@ -135,12 +137,15 @@ def hub(*, holds_back: bool) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def fetch(address: str, cache: Path, *, stops: bool) -> tuple[str, list[float]]:
+def fetch(
+    address: str, cache: Path, *, stops: bool = False, texts_only: bool = False
+) -> tuple[str, list[float]]:
     """What a process of its own says that it fetched, and how far it told it was."""
     environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HOME": str(cache / "home"), "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
     environment |= {"TQDM_DISABLE": "1"}  # nobody wants bars, and progress is told all the same
-    command = [sys.executable, "-c", FETCH.format(stops=stops), str(cache)]
+    script = FETCH.format(stops=stops, texts_only=texts_only)
+    command = [sys.executable, "-c", script, str(cache)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
@@ -160,6 +165,20 @@ def test_the_files_that_are_used_are_fetched_with_progress(tmp_path: Path) -> No
         assert seen[-1] == 1.0
         assert fetch(address, tmp_path, stops=False)[0] == folder
         assert sorted(asked) == sorted(USED), "nothing again"
+
+
+def test_the_weights_come_into_the_folder_that_has_the_texts(tmp_path: Path) -> None:
+    """A router may have been there before the first worker."""
+    with hub(holds_back=False) as (address, asked):
+        folder, seen = fetch(address, tmp_path, texts_only=True)
+        assert sorted(asked) == sorted(TEXTS)
+        assert seen == [0.0, 1.0]
+        assert fetch(address, tmp_path)[0] == folder
+        assert sorted(asked) == sorted(USED), "the texts not again"
+        for name in USED:
+            assert (Path(folder) / name).read_bytes() == FILES[name]
+        assert fetch(address, tmp_path, texts_only=True)[0] == folder
+    assert sorted(asked) == sorted(USED), "nothing again"
 
 
 @pytest.mark.timeout(100)

@@ -20,6 +20,7 @@ from diptych.v1 import inference_pb2
 _ROLE_OF, _SENT, _UNSENT = (
     f"diptych_{name}" for name in ("build_info", "trace_spans_sent", "trace_spans_unsent")
 )
+_OF_BOTH = "worker"  # as which a worker of both roles is known, whichever it has now
 _READ_S = 5.0
 _LOOK_EVERY_S = 0.5
 _LOOK_FOR_S = 20.0  # no look begins later
@@ -32,6 +33,11 @@ class SpanCounts(NamedTuple):
     is_traced: bool = False
     num_sent: float = 0.0
     num_unsent: float = 0.0
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """In which it may serve a request."""
+        return ("prefill", "decode") if self.role == _OF_BOTH else (self.role,)
 
     def since(self, before: "SpanCounts | None") -> "SpanCounts":
         """Without what it had counted ``before``, unless that was another process."""
@@ -85,11 +91,11 @@ class ExpectedTrace:
         shown is that spans reach the collector, and whose.
         """
         roles = _roles(timing)
-        known = {each.role for each in self._before.values()}
+        known = {role for each in self._before.values() for role in each.roles}
         unread = [role for role in roles if role not in known]
         if unread:
             return _say(f"no metrics of {', '.join(unread)} could be read", is_well=False)
-        tracing = {each.role for each in self._before.values() if each.is_traced}
+        tracing = {role for each in self._before.values() if each.is_traced for role in each.roles}
         traced = [role for role in roles if role in tracing]
         if not traced:
             return _say(f"no trace was looked for: {', '.join(roles)} send none", is_well=True)
@@ -145,11 +151,11 @@ def _since(before: Counts, now: Counts) -> list[SpanCounts]:
 
 
 def _num_sent(since: Sequence[SpanCounts], role: str) -> float:
-    return sum(each.num_sent for each in since if each.role == role)
+    return sum(each.num_sent for each in since if role in each.roles)
 
 
 def _num_failed(since: Sequence[SpanCounts], role: str) -> float:
-    return sum(each.num_unsent for each in since if each.role == role)
+    return sum(each.num_unsent for each in since if role in each.roles)
 
 
 def _say(what: str, *, is_well: bool) -> bool:

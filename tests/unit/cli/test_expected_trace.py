@@ -11,6 +11,7 @@ from diptych.process import ProcessConfig
 from diptych.service_host import ServiceHost
 from diptych.telemetry.tracing import extract_metadata, trace_id
 from diptych.v1 import inference_pb2
+from soft_worker.config import SoftWorkerConfig
 
 HANDED_OFF = inference_pb2.Timing(prefill_worker="p:1", decode_worker="d:2")
 
@@ -115,6 +116,33 @@ async def test_it_ends_by_the_clock_however_long_a_look_takes() -> None:
 async def test_who_did_not_serve_need_not_send() -> None:
     processes = Processes(sent(router=5, prefill=5, decode=5), sent(router=6, prefill=5, decode=6))
     assert await verdict(processes, inference_pb2.Timing(decode_worker="d:2"))
+
+
+@pytest.mark.parametrize(
+    ("now", "is_sent"),
+    [
+        ({"router": 6, "worker": 6}, True),
+        ({"router": 6, "worker": 5}, False),
+        ({"router": 5, "worker": 6}, False),
+    ],
+)
+async def test_a_worker_of_both_roles_sends_for_either(now: dict[str, int], is_sent: bool) -> None:
+    assert SoftWorkerConfig.role == "worker"
+    assert await verdict(Processes(sent(router=5, worker=5), sent(**now))) is is_sent
+
+
+async def test_a_worker_of_both_roles_may_be_beside_one_of_a_role() -> None:
+    before = sent(router=5, prefill=5, worker=5)
+    assert await verdict(Processes(before, sent(router=6, prefill=6, worker=6)))
+    assert not await verdict(Processes(before, sent(router=6, prefill=6, worker=5)))
+
+
+async def test_what_a_worker_of_both_roles_failed_to_send_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    after = {**sent(router=6), "worker": SpanCounts("worker", True, 5, num_unsent=3)}
+    assert not await verdict(Processes(sent(router=5, worker=5), after))
+    assert "by prefill (3 failed), decode (3 failed)" in capsys.readouterr().err
 
 
 async def test_where_nothing_is_traced_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:

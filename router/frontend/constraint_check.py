@@ -61,6 +61,8 @@ class _Checker:
     async def line(self, asked: bytes) -> bytes:
         """Its answer; none if somebody else ended it, so that another may be asked."""
         child = await self.start()
+        if child is None:
+            return b""
         assert child.stdin is not None
         assert child.stdout is not None
         line = b""
@@ -82,16 +84,21 @@ class _Checker:
         is_others_doing = code in _ENDED_BY_OTHERS
         return b"" if is_others_doing else _DIED
 
-    async def start(self) -> asyncio.subprocess.Process:
-        """See to it that it runs, and has loaded what it needs, or ended.
+    async def start(self) -> asyncio.subprocess.Process | None:
+        """It, once it has loaded what it needs; None: it ended before it was asked anything.
 
-        Who gives up before it has leaves it to the next, as it loads that for all.
+        Who gives up while it loads leaves it to the next, as it loads for all.
         """
         child = await self._running()
         if self._is_loading:
             assert child.stdout is not None
-            await child.stdout.readline()
+            has_loaded = (await child.stdout.readline()).endswith(b"\n")
             self._is_loading = False
+            if not has_loaded:
+                self._child = None
+                code = await child.wait()
+                logger.warning("the check of constraints does not start", extra={"code": code})
+                return None
         return child
 
     async def close(self) -> None:
@@ -112,9 +119,10 @@ class _Checker:
                 stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say
                 limit=_MAX_LINE_BYTES,
             )
-            assert child.stdin is not None
-            child.stdin.write(_FIRST)
             self._is_loading = True
+            assert child.stdin is not None
+            with suppress(ConnectionError, RuntimeError):  # it ended: so says what it answers
+                child.stdin.write(_FIRST)
         return child
 
 
@@ -208,7 +216,8 @@ class ConstraintCheck:
             answered = await self._line(line)
         if not answered:
             raise NoWorkerError(
-                "the constraint's check was ended twice by others", retry_after_s=RETRY_LATER_S
+                "the constraint's check was ended twice by others, or does not start",
+                retry_after_s=RETRY_LATER_S,
             )
         return answered
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from diptych.constraint import MAX_GRAMMAR_BYTES, Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
+from router.frontend import constraint_check
 from router.frontend.checked_form import CheckedForm
 from router.frontend.constraint_check import ConstraintCheck, _Asked, _Verdict
 
@@ -146,6 +148,46 @@ async def test_a_process_that_starts_is_not_ended_by_who_gives_up_on_it() -> Non
         assert len((await check.check(LETTERS)).grammar) > 0
         assert {child.pid for child in psutil.Process().children()} - others == started
         assert len(started) == 1
+    finally:
+        await check.close()
+
+
+async def test_one_that_does_not_start_says_nothing_of_the_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check, program = ConstraintCheck(), constraint_check._PROGRAM
+    try:
+        monkeypatch.setattr(constraint_check, "_PROGRAM", "diptych.text.not_there")
+        for _ in range(3):
+            with pytest.raises(NoWorkerError, match="does not start"):
+                await check.check(LETTERS)
+        monkeypatch.setattr(constraint_check, "_PROGRAM", program)
+        assert (await check.check(LETTERS)).grammar
+    finally:
+        await check.close()
+
+
+async def test_one_that_ended_before_it_could_be_written_to_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check, begin, begun = ConstraintCheck(), asyncio.create_subprocess_exec, list[int]()
+
+    async def exec_(*command: str, **given: Any) -> asyncio.subprocess.Process:
+        child = await begin(*command, **given)
+        begun.append(child.pid)
+        if len(begun) == 1:
+
+            def write(_: bytes) -> None:
+                raise RuntimeError("the handler is closed")  # as uvloop says it
+
+            monkeypatch.setattr(child.stdin, "write", write)
+            child.kill()
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", exec_)
+    try:
+        assert (await check.check(LETTERS)).grammar
+        assert len(begun) == 2
     finally:
         await check.close()
 

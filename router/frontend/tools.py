@@ -4,10 +4,12 @@ Every refusal is an InvalidRequestError with the path of the field in a Generati
 """
 
 import json
+import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
@@ -20,6 +22,7 @@ from router.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 262_144  # of all, as JSON
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def check_num_tools(num_tools: int) -> None:
@@ -72,14 +75,47 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
 
 
 def read_arguments(text: str, path: str) -> Mapping[str, Any]:
-    """Those of a call in an earlier turn. Raises InvalidRequestError."""
+    """Those of a call in an earlier turn, with whatever a model may have written.
+
+    A number that is too large is the largest there is, and half a character U+FFFD.
+    Raises InvalidRequestError.
+    """
     try:
-        arguments = json.loads(text or "{}")
+        arguments = _DECODER.decode(text or "{}")
+        if _HALF.search(text):
+            arguments = _whole(arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequestError("is not a JSON object", field=path)
     return arguments
+
+
+def _whole(value: Any) -> Any:
+    """The same without halves of characters."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, dict):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+
+
+def _whole_number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:  # of more digits than Python reads
+        return _number(text)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _check_tool(tool: Tool, names: set[str], path: str) -> int:
@@ -118,3 +154,8 @@ def _check_choice(chat: ChatPrompt, names: AbstractSet[str]) -> None:
         raise InvalidRequestError("is for calls that are required", field="chat.required_tool")
     if chat.required_tool and chat.required_tool not in names:
         raise InvalidRequestError("is none of the tools", field="chat.required_tool")
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_float=_number, parse_int=_whole_number, parse_constant=_no_constant
+)

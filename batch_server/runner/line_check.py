@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import secrets
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ _PROMPTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {  # as they follow one an
     "/v1/embeddings": ("input",),
 }
 _NO_TEXT: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # of an id
+_MAYBE_TOO_LARGE: Final = re.compile(rb"[eE]\+?0*[0-9]{3}|[0-9]{200}")  # for a double
 _OBJECTIVES: Final = ("ttft_ms", "tpot_ms")  # of clients that wait for an answer
 
 
@@ -132,4 +134,10 @@ def _parse(raw: RawLine) -> Mapping[str, Any]:
         raise WrongLineError(raw, "invalid_json_line", None, f"is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise WrongLineError(raw, "invalid_json_line", None, "is not a JSON object")
+    if _MAYBE_TOO_LARGE.search(raw.data):
+        try:
+            json.dumps(content, allow_nan=False)
+        except ValueError:
+            reason = "has a number that is too large"
+            raise WrongLineError(raw, "invalid_json_line", None, reason) from None
     return content

@@ -312,6 +312,11 @@ WRONG: dict[str, tuple[bytes, str, str | None]] = {
     "json": (b"{nope\n", "invalid_json_line", None),
     "twice": (b'{"custom_id": "z", "custom_id": "y"}\n', "invalid_json_line", None),
     "object": (b"[1]\n", "invalid_json_line", None),
+    "too large": (
+        line("z", "x", temperature=5).replace(b": 5", b": 1e999"),
+        "invalid_json_line",
+        None,
+    ),
     "no id": (b'{"method": "POST"}\n', "invalid_custom_id", "custom_id"),
     "odd id": (line("\u0000", "x"), "invalid_custom_id", "custom_id"),
     "id of two lines": (line("a\u2028b", "x"), "invalid_custom_id", "custom_id"),

@@ -1,11 +1,13 @@
 """HTTP/1.1 of one connection, with bounds on what a client may send and how long it may take."""
 
 import asyncio
+import json
 from typing import Any, Final, NamedTuple
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.frontend.http.errors import RefusedError, answer_to
 from router.frontend.http.exchange import CONNECTION
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -77,11 +79,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """See HttpToolsProtocol; it would do so in the middle of another answer."""
+        """See HttpToolsProtocol; it would do so in the middle of another answer, and as text."""
         if self._is_answering:
             self.transport.abort()
-        else:
-            super().send_400_response(msg)
+            return
+        refused = answer_to(RefusedError(400, msg, "invalid_http"))
+        body = json.dumps(refused.content).encode()
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """See httptools."""

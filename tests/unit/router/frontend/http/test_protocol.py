@@ -1,6 +1,7 @@
 """One connection: what a client may send on it, and how long it may take."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -266,6 +267,15 @@ def test_a_head_that_is_too_long_is_told_so() -> None:
     async def steps(server: Server, connection: BoundedHttpProtocol, transport: Transport) -> None:
         connection.data_received(b"GET / HTTP/1.1\r\nx: " + b"x" * MAX_HEAD_BYTES)
         assert transport.written.startswith(b"HTTP/1.1 400 ")
+        head, _, body = transport.written.partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}".encode() in head.split(b"\r\n")
+        said = json.loads(body)["error"]
+        assert said == {
+            "message": "The request's head is too long.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "invalid_http",
+        }
         assert not transport.was_aborted
 
     on_a_connection(steps)

@@ -269,6 +269,8 @@ async def test_token_ids_and_their_text(
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == read["count"]
     turns = (await http.post("/tokenize", json={"messages": MESSAGES})).json()
+    nothing_else = {"prompt": PROMPT, "messages": None}
+    assert (await http.post("/tokenize", json=nothing_else)).json() == read
     answer = await chat(openai_client, model, max_tokens=1)
     assert answer.usage is not None
     assert turns["count"] == answer.usage.prompt_tokens

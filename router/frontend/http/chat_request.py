@@ -39,7 +39,7 @@ CHAT_NAMES: Final = {
 
 
 class _CalledFunction(StrictModel):
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     arguments: str = ""
 
 

@@ -41,7 +41,8 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(_CompletionBody, content)
     unserved.refuse(content, unserved.OF_COMPLETION)
-    is_all = bool(body.echo) and content.get("max_tokens") == 0
+    most = content.get("max_tokens")
+    is_all = bool(body.echo) and type(most) is int and most == 0
     if is_all:
         content = {**content, "max_tokens": 1}  # which is drawn, and left out
     said = read_constraint(content)

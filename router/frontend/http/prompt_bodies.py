@@ -122,12 +122,11 @@ def read_score(content: Mapping[str, object], envelope: Envelope) -> Scoring | C
     """Continuations to score, or vLLM's texts to compare. Raises InvalidRequestError."""
     unserved.refuse(content, unserved.OF_PROMPTS)
     body = validated(_ScoreBody, content)
-    if "continuations" not in content:
+    if content.get("continuations") is None:
         if body.text_1 is not None:
             unserved.refuse_beside(content, ["prompt"], "text_1")
         return _read_comparison(body, envelope)
-    if content["continuations"] is not None:
-        unserved.refuse_beside(content, ["text_1", "text_2"], _CONTINUATIONS)
+    unserved.refuse_beside(content, ["text_1", "text_2"], _CONTINUATIONS)
     prompt, said = content.get("prompt"), content["continuations"]
     request = ScoreRequest(
         prompt=None if prompt is None else read_prompt(prompt, envelope.max_model_len),

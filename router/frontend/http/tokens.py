@@ -42,10 +42,9 @@ class TokenAnswers:
         unserved.refuse(content, unserved.OF_TOKENS)
         prompt: Prompt
         names: Mapping[str, str] = _NAMES
-        if "messages" in content:
+        if content.get("messages") is not None:
             unserved.refuse(content, unserved.OF_CHAT)
-            if content["messages"] is not None:
-                unserved.refuse_beside(content, ["prompt"], "messages")
+            unserved.refuse_beside(content, ["prompt"], "messages")
             tools = read_tools(content)
             names = {**tools.names, **names}
             prompt = read_messages(content, tools)

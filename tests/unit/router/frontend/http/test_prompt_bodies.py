@@ -125,6 +125,16 @@ def test_texts_to_compare_count_together() -> None:
 EMBEDDINGS = {"input": "a"}
 RERANK = {"query": "a", "documents": ["b"]}
 SCORE = {"continuations": ["a"], "prompt": "b"}
+
+
+def test_what_is_null_is_not_said() -> None:
+    texts = {"text_1": "a", "text_2": ["b"]}
+    assert read_score({**texts, "continuations": None}, ENVELOPE) == read_score(texts, ENVELOPE)
+    with pytest.raises(InvalidRequestError, match="is required, or continuations") as caught:
+        read_score({"continuations": None}, ENVELOPE)
+    assert caught.value.field == "text_1"
+
+
 COMPARISON = {"text_1": "a", "text_2": "b"}
 
 

@@ -17,7 +17,6 @@ from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
-from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import SERVED, read_sampling
 from router.frontend.tools import MAX_TOOLS
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
@@ -139,28 +138,6 @@ def test_all_tokens_are_said_as_elsewhere_too() -> None:
     assert completion(top_k=-1).request.sampling.top_k == 0
 
 
-def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
-    asked = completion(echo=True, logprobs=3, prompt_logprobs=1)
-    assert asked.prompt == PromptWish(echoes=True, num_top=1, text="p")
-    assert asked.request.sampling.prompt_logprobs == 3
-    assert asked.request.return_prompt_token_ids
-    assert completion(echo=True).request.sampling.prompt_logprobs is None
-    alone = completion(echo=True, max_tokens=0, logprobs=1)
-    assert alone.prompt is not None
-    assert alone.prompt.is_all
-    assert alone.request.sampling.max_tokens == 1
-    assert completion(echo=False).prompt is None
-    assert completion(max_tokens=0).request.sampling.max_tokens == 0, "to be refused"
-    further = completion(echo=True, logprobs=1, prompt_logprobs=3)
-    assert further.request.sampling.prompt_logprobs == 3
-
-
-def test_a_prompts_log_probabilities_are_for_answers_in_one_piece() -> None:
-    content = {"model": "m", "prompt": "p", "prompt_logprobs": 0, "stream": True}
-    assert refusal(content).field == "prompt_logprobs"
-    assert completion(echo=True, logprobs=1, stream=True).prompt is not None
-
-
 def test_what_is_for_one_choice_alone_is_refused_for_several() -> None:
     several = {"model": "m", "prompt": "p", "n": 2}
     assert refusal({**several, "echo": True}).field == "echo"
@@ -173,12 +150,6 @@ def test_counts_along_a_stream_need_the_prompts_tokens() -> None:
     counted = {"include_usage": True, "continuous_usage_stats": True}
     assert completion(stream=True, stream_options=counted).request.return_prompt_token_ids
     assert not completion(stream=True).request.return_prompt_token_ids
-
-
-def test_each_of_several_prompts_is_echoed_as_it_was_written() -> None:
-    first = completion(prompt=["a", "b"], echo=True)
-    texts = [each.prompt.text for each in (first, *first.others) if each.prompt is not None]
-    assert texts == ["a", "b"]
 
 
 def test_choices_that_are_drawn_and_not_told_count_too() -> None:
@@ -410,6 +381,10 @@ def test_what_is_wrong_or_not_served_is_named(
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
          "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+         "messages[0].tool_calls[0].function.name"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
+          "arguments": '{"a": NaN}'}}]}]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
           "arguments": "[1]"}}]}]}, "messages[0].tool_calls[0].function.arguments"),
     ],

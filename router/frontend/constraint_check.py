@@ -237,7 +237,8 @@ class ConstraintCheck:
 
     async def _answered_soon(self, line: bytes) -> bytes:
         """None if it takes its time, or ended the process."""
-        await self._quick.start()
+        if await self._quick.start() is None:
+            return b""
         try:
             async with asyncio.timeout(_SOON_S):
                 answered = await self._quick.line(line)

@@ -222,7 +222,9 @@ class Journey:
     def _turn(self) -> Turn:
         """It is charged what it will take; a router corrects that when an answer has ended."""
         request, rates = self.request, self._router.rates.of(self._router.snapshot())
-        num_prompt, wanted = len(request.prompt_ids), request.objectives
+        num_blocks = self._router.policy.cache.most_hit_blocks(request.block_keys)
+        num_cached = num_blocks * self._router.block_size
+        num_prompt, wanted = max(1, len(request.prompt_ids) - num_cached), request.objectives
         return Turn(
             request.request_class,
             request.tenant,

@@ -167,6 +167,10 @@ class CacheIndex:
         """How many leading blocks the worker has."""
         return self._num_hits(block_keys).get(incarnation, 0)
 
+    def most_hit_blocks(self, block_keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks the worker has that has most of them."""
+        return max(self._num_hits(block_keys).values(), default=0)
+
     def _num_hits(self, keys: Sequence[BlockKey]) -> dict[str, int]:
         """Of each worker that has any; the keys are walked once for all of them."""
         if keys is self._asked:

@@ -12,6 +12,7 @@ from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.placement.eligible import ordered
+from router.placement.fair_queue import Turn
 from router.placement.spare import seen_by, will_yield
 from router.placement.types import (
     DecodeOnly,
@@ -138,18 +139,26 @@ class Dispatch:
             if snapshot.has_room_for((self._request.claim.payer,)):
                 return None
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
-            wait_s = services.room.ahead_s(self._terms.turn()) / num_engines
+            wait_s = services.room.ahead_s(self.turn()) / num_engines
         return services.policy.foresee(self._whole(query), snapshot, wait_s)
 
-    def _whole(self, query: Query) -> Query:
-        """With what its machine does not know."""
+    def turn(self) -> Turn:
+        """What the request waits by. Of its prompt what some worker has cached costs nothing."""
+        num_blocks = self._services.policy.cache.most_hit_blocks(self._prompt_keys())
+        return self._terms.turn(num_blocks * self._block_size)
+
+    def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:
             self._block_size = self._services.cluster.block_size()
             prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
             self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
+        return self._keys
+
+    def _whole(self, query: Query) -> Query:
+        """With what its machine does not know."""
         return replace(
             query,
-            block_keys=self._keys,
+            block_keys=self._prompt_keys(),
             block_size=self._block_size,
             beside=self._beside,
             payer=self._request.claim.payer,

@@ -363,7 +363,7 @@ class Session:
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
                 self._dispatch.waits()
-                self._services.room.enter(self, front=action.front, turn=self._terms.turn())
+                self._services.room.enter(self, front=action.front, turn=self._dispatch.turn())
             case actions.Dequeue():
                 room = self._services.room
                 (room.take if action.is_placed else room.stop_waiting)(self)

@@ -20,11 +20,15 @@ class Terms:
         self._came_s = time.monotonic()
         self._rates = EngineRates()  # as it was charged
 
-    def turn(self) -> Turn:
-        """What the request waits by, and is charged when it is placed."""
+    def turn(self, num_cached: int = 0) -> Turn:
+        """What the request waits by, and is charged when it is placed.
+
+        ``num_cached`` tokens of its prompt are on some worker.
+        """
         claim, shape = self._request.claim, self._request.shape
         self._rates = self._services.rates.of(self._services.cluster.snapshot())
-        num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
+        num_prompt = max(1, len(shape.prompt_ids) - num_cached)
+        due_s = claim.first_token_due_s
         latest_start_s = None
         if due_s is not None and self._services.config.puts_hopeless_last:
             latest_start_s = due_s - self._rates.cost_s(num_prompt, 0)

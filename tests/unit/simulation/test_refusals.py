@@ -11,6 +11,7 @@ from diptych.simulation.outcome import Objective, goodput
 from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
+from diptych.step_model import StepCost, StepModel
 from router.placement.types import Objectives
 from tests.unit.simulation.small import ROUND, SMALL
 
@@ -43,6 +44,29 @@ def test_who_is_refused_makes_room_for_those_that_can_be_in_time() -> None:
     answered = [outcome for outcome in refusing.outcomes if outcome.ttft_s is not None]
     assert len(answered) + sum(refusing.refusals.values()) == len(refusing.outcomes)
     assert sum(map(GOAL.met_by, answered)) >= 0.85 * len(answered)
+
+
+def chats() -> Iterator[Shape]:
+    """Of each prompt all but 64 tokens are those of many others."""
+    rng, at_s = random.Random(1), 0.0
+    while (at_s := at_s + rng.expovariate(10.0)) < LONG_S:
+        topic = 3 * rng.randrange(4)
+        yield Shape(at_s, 1600, rng.randrange(15, 30), (topic, topic + 1, topic + 2))
+
+
+def test_what_waits_and_is_cached_lets_nobody_be_refused() -> None:
+    limits = SMALL._replace(
+        max_num_seqs=6, max_batched_tokens=512, max_model_len=2048, num_blocks=3000
+    )
+    steps = StepModel(
+        StepCost(0.03, 0.001, 0, 0, 0, 1.1, 100), StepCost(0.06, 0.001, 0, 1e-3, 0, 1.1, 100)
+    )
+    placing = Placing("predicted", Objectives(2.5, 0.2), local_below_tokens=0, may_refuse=True)
+    wires = Wires(kv_bytes_per_token=100.0)
+    setup = Setup(Split(1, 2), Workers(limits, limits, steps), wires, placing=placing, seed=1)
+    ended = Simulation(setup, chats()).run(LONG_S, 20.0)
+    num_refused = sum(ended.refusals.values())
+    assert num_refused <= 0.15 * len(ended.outcomes), "0.26 where whole prompts count"
 
 
 def test_who_foretells_nothing_refuses_nobody() -> None:

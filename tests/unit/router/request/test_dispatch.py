@@ -34,6 +34,7 @@ from router.placement.types import (
 from router.request import actions, events
 from router.request.dispatch import Dispatch
 from tests.told_caches import whole
+from tests.unit.router.placement.predicted_world import view_d, view_p
 from tests.unit.router.request.dispatch_world import (
     DECODE,
     PREFILL,
@@ -129,14 +130,17 @@ async def test_a_placement_is_asked_for_at_a_moment_of_the_clock_of_the_views(
 
 
 async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Foreteller()
     world.services = replace(world.services, policy=policy)
     request, first = world.request(), events.FirstToken(1, 7, len(PROMPT), None, 0)
+    reconsidered: list[None] = []
+    monkeypatch.setattr(world.services.room, "reconsider", lambda: reconsidered.append(None))
     request.heard(first)
     request.heard(first)
     assert len(policy.came) == 1
+    assert reconsidered, "who is held asks again"
     broken = world.request()
     broken.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
     broken.heard(first)
@@ -394,6 +398,28 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     world.services.room.stop_waiting(waiting)
     assert request.foresee(query, True) == LOST
     assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode", "engines"), [(3, 1, 3), (0, 2, 2)])
+async def test_what_waits_before_one_is_shared_by_all_that_compute_prompts(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    num_prefill: int,
+    num_decode: int,
+    engines: int,
+) -> None:
+    told: list[float] = []
+    policy = world.services.policy
+    many = Snapshot((view_p(PREFILL),) * num_prefill, (view_d(DECODE),) * num_decode)
+    monkeypatch.setattr(world.cluster, "snapshot", lambda: many)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, payers: False)
+    monkeypatch.setattr(policy, "foresee", lambda query, snapshot, wait_s: told.append(wait_s))
+    waiting: Any = object()
+    turn = Turn(tenant="alice", cost_s=8.0, prompt_s=6.0)
+    world.services.room.enter(waiting, front=False, turn=turn)
+    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
+    made(world, Claim(tenant="alice", first_token_due_s=7.0)).foresee(query, True)
+    assert told == [6.0 / engines]
 
 
 class Decliner(LeastLoaded):

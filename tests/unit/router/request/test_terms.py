@@ -10,8 +10,16 @@ from router.generation.answer import Usage
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
+from router.placement.types import Objectives, Seen
 from router.request.terms import Terms
-from tests.unit.router.request.dispatch_world import PROMPT, World, opened, resolved
+from tests.unit.router.request.dispatch_world import (
+    DECODE,
+    PREFILL,
+    PROMPT,
+    World,
+    opened,
+    resolved,
+)
 
 
 @pytest.fixture
@@ -55,6 +63,43 @@ async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World
     nobody.turn()
     taken_s = nobody.used_s(usage(12, num_cached=16, num_resumed=2))
     assert taken_s == pytest.approx(guess.cost_s(len(PROMPT) - 16, 10))
+
+
+@pytest.mark.parametrize(
+    ("num_output", "first_s", "last_s", "ttft_s", "tpot_s"),
+    [(5, 103.0, 105.0, 3.0, 0.5), (1, 103.0, 103.0, 3.0, None), (0, None, 0.0, None, None)],
+)
+async def test_what_became_of_it_is_told_beside_what_was_wanted_when_it_came(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    num_output: int,
+    first_s: float | None,
+    last_s: float,
+    ttft_s: float | None,
+    tpot_s: float | None,
+) -> None:
+    now_s, told = 100.0, list[Seen]()
+    monkeypatch.setattr("router.request.terms.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(world.services.policy, "ended_as", told.append)
+    claim = Claim(RequestClass.STANDARD, "", 107.0, 0.25)
+    asked = terms(world, claim)
+    now_s = 120.0
+    asked.ended(usage(num_output, num_cached=16), first_s, last_s)
+    num_missing = len(PROMPT) - 16
+    assert told == [Seen(100.0, 120.0, num_missing, Objectives(7.0, 0.25), ttft_s, tpot_s)]
+
+
+async def test_what_some_worker_has_cached_costs_nothing_while_it_waits(world: World) -> None:
+    dispatch, guess = world.request(), EngineRates()
+    whole = guess.cost_s(len(PROMPT), 0)
+    assert dispatch.turn().start_s == whole
+    world.tells(DECODE, world.keys[:1])
+    num_missing = len(PROMPT) - world.cluster.block_size()
+    assert 0 < num_missing < len(PROMPT)
+    assert dispatch.turn().start_s == guess.cost_s(num_missing, 0) < whole
+    world.tells(PREFILL, world.keys)
+    num_missing = max(1, len(PROMPT) - len(world.keys) * world.cluster.block_size())
+    assert dispatch.turn().start_s == guess.cost_s(num_missing, 0)
 
 
 async def test_what_cannot_be_kept_goes_last_only_where_it_is_not_refused(world: World) -> None:

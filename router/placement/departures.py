@@ -18,8 +18,11 @@ class Departures:
         self._interval_s: float | None = None
         self._last_s: float | None = None
 
-    def left(self) -> None:
-        """A request ended that had been placed."""
+    def left(self, *, others_wait: bool) -> None:
+        """A request ended that had been placed.
+
+        How long the next one takes says something only where ``others_wait`` for it.
+        """
         now = self._clock()
         if self._last_s is not None:
             interval_s = now - self._last_s
@@ -27,7 +30,7 @@ class Departures:
             self._interval_s = (
                 interval_s if mean_s is None else mean_s + _WEIGHT * (interval_s - mean_s)
             )
-        self._last_s = now
+        self._last_s = now if others_wait else None
 
     def retry_after_s(self, num_waiting: int) -> float:
         """When so many that wait have probably been placed.

@@ -115,6 +115,7 @@ class WaitingRoom:
         self._placed: dict[Waiter, _Slot] = {}
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
+        self._num_looked_at = 0  # payers that workers had no room for, of many
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
@@ -219,7 +220,7 @@ class WaitingRoom:
             self._fresh.settle(slot.turn, used_s, slot.charged)
             self._used(slot.turn.request_class, used_s)
             self._num_left += 1
-            self._departures.left()
+            self._departures.left(others_wait=self.num_waiting > 0)
             self.pump_soon()
 
     def pump_soon(self) -> None:
@@ -335,11 +336,18 @@ class WaitingRoom:
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
 
     def _has_room(self) -> bool:
-        """Of many payers it looks at some, who may not be those that could be placed."""
+        """Of many payers it looks at some, and at others the next time."""
         turns = (self._all[one.waiter] for one in self._returned)
         returned = (payer_of(turn.request_class, turn.tenant) for turn in turns)
         payers = _each_once(itertools.chain(returned, self._fresh.payers()))
-        return self._has_room_for(itertools.islice(payers, _MAX_PAYERS))
+        begin, self._num_looked_at = self._num_looked_at, 0
+        some = list(itertools.islice(payers, begin, begin + _MAX_PAYERS))
+        if self._has_room_for(some):
+            self._num_looked_at = begin  # they are not done with
+            return True
+        if len(some) == _MAX_PAYERS:
+            self._num_looked_at = begin + _MAX_PAYERS
+        return False
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.

@@ -360,7 +360,7 @@ def test_who_is_turned_away_is_told_when_to_come_back() -> None:
     assert departures.retry_after_s(4) == 4.0, "nothing is known"
     for _ in range(100):
         now += 0.2
-        departures.left()
+        departures.left(others_wait=True)
     assert departures.retry_after_s(10) == pytest.approx(2.0)
     chance = 0.0
     assert departures.retry_after_s(10) == pytest.approx(1.0), "jittered"
@@ -368,6 +368,35 @@ def test_who_is_turned_away_is_told_when_to_come_back() -> None:
     assert departures.retry_after_s(10) == pytest.approx(3.0, abs=0.01)
     chance = 0.5
     assert (departures.retry_after_s(0), departures.retry_after_s(10**6)) == (0.25, 30.0)
+
+
+def test_time_in_which_nobody_waited_says_nothing_of_when_to_come_back() -> None:
+    now = 0.0
+    departures = Departures(lambda: now, lambda: 0.5)
+    departures.left(others_wait=False)
+    now = 3600.0
+    for _ in range(3):
+        departures.left(others_wait=True)
+        now += 0.2
+    assert departures.retry_after_s(10) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("num_others", [31, 32, 90])
+def test_of_many_payers_that_have_no_room_each_is_looked_at_in_time(num_others: int) -> None:
+    world = World(max_waiting=999, max_placed=999)
+    light = payer_of(RequestClass.STANDARD, "light")
+    world.room = WaitingRoom(
+        max_waiting=999,
+        max_placed=999,
+        schedule=world.scheduled.append,
+        has_room=lambda payers: light in payers,
+    )
+    for number in range(num_others):
+        world.waiter(turn=Turn(tenant=f"flood{number}"))
+    waiter = world.waiter(turn=Turn(tenant="light"))
+    for _ in range(4):
+        world.room.pump()
+    assert waiter.told
 
 
 class RoomMachine(RuleBasedStateMachine):

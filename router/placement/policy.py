@@ -90,7 +90,7 @@ class LeastLoaded:
     ) -> None:
         self.cache = cache
         self._local_below_tokens = local_below_tokens
-        self._allow_local = allow_local
+        self.allow_local = allow_local
         self._allow_recompute = allow_recompute
         self._router_incarnation = router_incarnation
         self._random = Random(router_incarnation)  # its draws are repeatable, and its own
@@ -274,7 +274,7 @@ class LeastLoaded:
         elif query.failed or query.failed_pairs:
             return None
         elif not snapshot.prefill:
-            why = Why.NO_PREFILL if self._allow_local else None
+            why = Why.NO_PREFILL if self.allow_local else None
         elif self.num_missing(query, best.worker) < self._local_below_tokens:
             why = Why.CHOICE
         return None if why is None else self._decode_only(query, best, why)

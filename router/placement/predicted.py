@@ -1,6 +1,7 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
@@ -164,13 +165,14 @@ class Predicted:
         """See :class:`router.placement.types.Policy`."""
         self.has_declined = False
         self._handoff_overhead.age(query.now_s)
-        if _is_plain(query, snapshot):
+        if self._is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
-        weighed = self._weigh(query, snapshot)
+        weighed = self._weigh(query, snapshot, is_real=not query.takes_spare_only)
         if not weighed:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
-        if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
+        is_trial = query.may_refuse and best[0][1].num_barring > _MOST_MISSED
+        if is_trial:
             idle = {view.worker for view in snapshot.decode if not view.num_sequences}
             due = idle.intersection(self._trials.due)
             tried = [each for each in weighed if each[1].decode in due]
@@ -188,10 +190,11 @@ class Predicted:
         self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
         overheads = self._overhead.expected_s, self._handoff_overhead.expected_s
-        forecast = Forecast(chosen, told, *overheads)
+        forecast = Forecast(chosen, told, *overheads, is_trial)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
-        return DecodeOnly(chosen.decode, Why.CHOICE, query.num_tokens - num_missing, forecast)
+        why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
+        return DecodeOnly(chosen.decode, why, query.num_tokens - num_missing, forecast)
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`.
@@ -202,12 +205,17 @@ class Predicted:
 
         Where many were refused one is tried: see :class:`router.placement.trials.Trials`.
         """
-        found = None if _is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
+        found = None if self._is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
         if found is not None:
             busy = {view.worker for view in snapshot.decode if view.num_sequences}
             idle = (view for view in snapshot.decode if view.worker not in busy)
             self._trials.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
         return found
+
+    def _is_plain(self, query: Query, snapshot: Snapshot) -> bool:
+        """Whether it is a placement of which nothing is foretold."""
+        bound = not query.is_fresh or query.prefill_alone or query.beside is not None
+        return bound or (_lacks_prefill(snapshot) and not self._plain.allow_local)
 
     def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         within_s, tpot_s, whole_s = query.objectives
@@ -237,7 +245,7 @@ class Predicted:
             is_early = within_s is None or wait_s + held.ttft_s <= within_s
             if is_early or has_all_room(snapshot):
                 return held.ttft_s
-        weighed = self._weigh(query, with_room(snapshot))
+        weighed = self._weigh(query, with_room(snapshot), is_real=False)
         return min((outlook.ttft_s for _, outlook in weighed), default=None)
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
@@ -258,7 +266,8 @@ class Predicted:
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._trials.came()
-        self._overhead.came_true(ttft_s, forecast.chosen.ttft_s - forecast.overhead_s)
+        foretold_s = forecast.chosen.ttft_s - forecast.overhead_s
+        self._overhead.came_true(ttft_s, foretold_s, is_trial=forecast.is_trial)
 
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -272,9 +281,15 @@ class Predicted:
         """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
         return self._plain.explain(query, snapshot, placement)
 
-    def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
-        """Every candidate with its loss; none while a pool's steps are not known."""
-        whole = None if query.needs_prefill else self._parting.together(snapshot)
+    def _weigh(
+        self, query: Query, snapshot: Snapshot, *, is_real: bool = True
+    ) -> list[tuple[_Loss, Outlook]]:
+        """Every candidate with its loss; none while a pool's steps are not known.
+
+        Workers part by a real snapshot alone.
+        """
+        parting = self._parting if is_real else copy(self._parting)
+        whole = None if query.needs_prefill else parting.together(snapshot)
         snapshot = snapshot if whole is None else whole
         may_prefill, may_decode = usable(query, snapshot)
         prefills = taken_alike(may_prefill, "prefill")
@@ -284,7 +299,7 @@ class Predicted:
         if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)
-        parts = self._parting.parts(snapshot)
+        parts = parting.parts(snapshot)
         if whole is not None or not any(view.worker in parts.decoding for view in decodes):
             parts = Parts()  # nobody is there to decode for those who compute
         missing = partial(self._plain.num_missing, query)
@@ -471,10 +486,9 @@ def _is_too_slow(view: DecodeView, query: Query) -> bool:
     return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _MOST_MISSED
 
 
-def _is_plain(query: Query, snapshot: Snapshot) -> bool:
-    """Whether it is a placement of which nothing is foretold."""
-    bound = not query.is_fresh or query.prefill_alone or query.beside is not None
-    return bound or (snapshot.has_prefill_pool and not snapshot.prefill)
+def _lacks_prefill(snapshot: Snapshot) -> bool:
+    """Whether there shall be prefill workers, and none is there."""
+    return snapshot.has_prefill_pool and not snapshot.prefill
 
 
 def _aimless(query: Query) -> Query:

@@ -6,7 +6,10 @@ import pytest
 
 from diptych.step_model import StepModel, StepWork
 from router.placement import predicted
+from router.placement.cache_index import CacheIndex
 from router.placement.forecast import PrefillForecast, of_prefill
+from router.placement.overhead import Overhead
+from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import (
     DecodeOnly,
@@ -18,6 +21,7 @@ from router.placement.types import (
     Promise,
     Snapshot,
     Unreachable,
+    Why,
     WorkerId,
 )
 from tests.unit.router.placement.predicted_world import (
@@ -151,6 +155,93 @@ def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_i
     for _ in range(200):
         policy.came_true(chosen.forecast, 1.5)
     assert policy.foresee(asked, snapshot, 0.0) is None
+
+
+def test_once_a_stall_is_over_one_trial_says_so() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+
+    def num_refused() -> int:
+        """Until one is placed, which has its first token as early as steps tell."""
+        num = 0
+        while (placed := policy.place(asked, snapshot)) is None:
+            assert policy.foresee(asked, snapshot, 0.0) is not None
+            num += 1
+        assert isinstance(placed, Paired)
+        assert placed.forecast is not None
+        policy.came_true(
+            placed.forecast, placed.forecast.chosen.ttft_s - placed.forecast.overhead_s
+        )
+        return num
+
+    stalled = policy.place(asked, snapshot)
+    assert isinstance(stalled, Paired)
+    assert stalled.forecast is not None
+    for _ in range(31):
+        policy.came_true(stalled.forecast, 9.0)
+    assert num_refused() == 16
+    assert [num_refused() for _ in range(50)] == [0] * 50
+
+
+def test_a_trial_that_is_late_too_forgets_nothing() -> None:
+    overhead = Overhead()
+    for _ in range(31):
+        overhead.came_true(9.0, 1.0)
+    overhead.came_true(6.0, 1.0, is_trial=True)
+    assert overhead.expected_s == 8.0
+    overhead.came_true(1.5, 1.0)
+    assert overhead.expected_s == 8.0, "it was no trial"
+    overhead.came_true(1.5, 1.0, is_trial=True)
+    assert overhead.expected_s == 0.0
+
+
+@pytest.mark.parametrize("tpot_s", [None, 0.5])
+def test_while_no_prefill_worker_is_there_others_are_weighed_as_where_none_shall_be(
+    tpot_s: float | None,
+) -> None:
+    idle, busy = view_d(D1, 0, MODEL), view_d(D2, 0, MODEL)
+    assert busy.engine is not None
+    work = busy.engine.work._replace(num_prefill_tokens=20_000)
+    busy = dataclasses.replace(busy, engine=dataclasses.replace(busy.engine, work=work))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, tpot_s), may_refuse=True)
+    placed = made().place(asked, Snapshot((), (busy, idle)))
+    assert isinstance(placed, DecodeOnly)
+    assert (placed.decode, placed.why) == (D1, Why.NO_PREFILL)
+    assert placed.forecast is not None
+    policy, late = made(), Snapshot((), (busy,))
+    assert policy.place(asked, late) is None
+    found = policy.foresee(asked, late, 0.0)
+    assert found is not None
+    assert found == policy.foresee(asked, dataclasses.replace(late, has_prefill_pool=False), 0.0)
+
+
+def test_where_nobody_may_compute_locally_it_is_waited_for_prefill_workers() -> None:
+    plain = LeastLoaded(
+        CacheIndex(100), local_below_tokens=0, allow_local=False, allow_recompute=True
+    )
+    policy, snapshot = Predicted(plain), Snapshot((), (view_d(D1, 0, MODEL),))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(0.001), may_refuse=True)
+    assert policy.place(asked, snapshot) is None
+    assert policy.foresee(asked, snapshot, 0.0) is None
+
+
+def test_what_is_merely_foreseen_parts_nobody() -> None:
+    """With room for all, workers would have other parts than they have."""
+    policy = made()
+    views = [WorkerId(f"w{number}:1", f"w{number}") for number in range(8)]
+    snapshot = Snapshot(
+        tuple(view_p(worker) for worker in views),
+        tuple(view_d(worker, 0, MODEL, max_num_seqs=4) for worker in views),
+    )
+    asked = dataclasses.replace(QUERY, objectives=Objectives(60.0, 0.5))
+    parts = set()
+    for _ in range(12):
+        policy.place(asked, snapshot)
+        parts.add(policy._parting._parts)
+        policy.foresee(asked, snapshot, 0.0)
+        policy._held = None
+        assert policy._parting._parts in parts
+    assert any(each.computing for each in parts)
 
 
 def test_who_is_tried_is_one_of_many_refused_in_a_row() -> None:

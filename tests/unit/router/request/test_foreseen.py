@@ -66,10 +66,15 @@ def test_who_is_lost_at_its_turn_is_refused_and_who_is_not_waits_on() -> None:
 
 def test_who_is_never_offered_anything_is_judged_when_its_first_token_is_due() -> None:
     oracle = Oracle(None)
-    world = begun(oracle)
+    world = World(foresee=oracle, first_token_due_s=DUE_S)
+    wanted = world.machine.handle(events.Begin(front=False))  # and no pump
+    assert [type(action) for action in wanted] == [actions.Enqueue]
+    world.queued = True
+    assert world.machine.wake_at_s == DUE_S
     oracle.says, world.now = LOST, DUE_S
     world.on(events.Tick())
     assert_refused(world)
+    assert world.num_asked == 0
 
 
 def test_who_is_late_and_may_not_be_refused_is_judged_once_and_waits_on() -> None:

@@ -7,6 +7,9 @@ with what a fixed regime would have given them, by a replay of the same requests
 as fast as workers measured themselves, of which no learned law is a part. The replay is rough,
 so a change is a trial: a regime that does not keep more objectives than was kept before it is
 left, and not tried again for longer each time.
+
+Where hardly anything is as foretold and little is kept, what workers measured is what was made of
+them, and a replay finds nothing better: then each fixed regime is tried in turn.
 """
 
 import enum
@@ -16,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from router.placement.types import Seen, Snapshot
+from router.placement.types import Seen, Snapshot, WorkerId
 
 LOOK_S: Final = 5.0  # between two looks
 SURE_S: Final = 15.0  # that a regime has to look better before it is tried
@@ -29,23 +32,31 @@ _MOST_SEEN: Final = 256  # requests
 _LEAST_SEEN: Final = 16  # of which anything is said
 _GAIN: Final = 1.1  # by which another has to be better
 _SURPRISE: Final = 0.15  # objectives missed of a request, beside as many as were foretold
+_DISMAY: Final = 0.4  # of these, so many that others are tried whatever the replay says
+_LITTLE: Final = 0.5  # of requests that are kept
 
 
 class Regime(enum.Enum):
     """How requests are placed."""
 
     FREE = "free"  # as the policy says
-    APART = "apart"  # prompts on prefill workers
+    APART = "apart"  # prompts on prefill workers; of workers of both roles on half of them
     TOGETHER = "together"  # prompts where they are decoded
 
 
 class Rates(NamedTuple):
-    """Of the workers, as they measured themselves. All but ``num_prefill`` above 0."""
+    """Of the workers, as they measured themselves. All but counts of those apart above 0."""
 
     num_prefill: int  # that do not decode
     num_decode: int  # of those, that compute prompts themselves where told to
     tokens_per_s: float  # of a prompt, on one worker
     step_s: float  # without parts of prompts
+    num_both: int = 0  # workers, where each has both roles
+
+    @property
+    def num_apart(self) -> int:
+        """That compute prompts and do nothing else, where these are apart."""
+        return self.num_prefill or self.num_both // 2
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "Rates | None":
@@ -61,7 +72,15 @@ class Rates(NamedTuple):
             len(decoding),
             sum(computing) / len(computing),
             sum(steps_s) / len(steps_s),
+            len(both_alone(snapshot)),
         )
+
+
+def both_alone(snapshot: Snapshot) -> Sequence[WorkerId]:
+    """All workers, in order, where each has both roles; else none."""
+    both = sorted(view.worker for view in snapshot.decode if view.local_prefill)
+    is_each = {view.worker for view in snapshot.prefill} == set(both)
+    return both if is_each and len(both) == len(snapshot.decode) else ()
 
 
 def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
@@ -70,7 +89,7 @@ def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
     Prompts are computed in order by whoever is free first. Where they are decoded as well,
     sequences wait for as much of the time as prompts take; that in which nobody comes is none.
     """
-    num = rates.num_prefill if regime is Regime.APART else rates.num_decode
+    num = rates.num_apart if regime is Regime.APART else rates.num_decode
     if not num:
         return 0.0
     tpot_s = rates.step_s
@@ -112,6 +131,7 @@ class Guard:
         self._stay_s = STAY_S
         self._wait_s = STAY_S
         self._before: tuple[Regime, float] | None = None  # on trial: the last regime, what it kept
+        self._tried = Regime.APART  # last, of the fixed ones
 
     @property
     def is_due(self) -> bool:
@@ -179,7 +199,8 @@ class Guard:
     def _doubt(self, recent: Sequence[Seen], rates: Rates | None) -> None:
         """Whether a fixed regime has been looking better for long enough."""
         is_early = len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s
-        if rates is None or is_early or not self._is_surprised(recent):
+        surprise = self._surprise(recent)
+        if rates is None or is_early or surprise <= _SURPRISE:
             self._better_since_s = None
             return
         kept, ordered = _ratio(recent), sorted(recent, key=lambda each: each.came_s)
@@ -187,15 +208,19 @@ class Guard:
             regime: kept_ratio(regime, ordered, rates) for regime in (Regime.APART, Regime.TOGETHER)
         }
         best = max(ratios, key=lambda each: ratios[each])
-        if ratios[best] <= kept * _GAIN:
+        is_known = ratios[best] > kept * _GAIN
+        if not is_known:
+            can_part = rates.num_apart > 0 and self._tried is Regime.TOGETHER
+            best = Regime.APART if can_part else Regime.TOGETHER
+        if not is_known and (surprise <= _DISMAY or kept >= _LITTLE):
             self._better_since_s = None
         elif self._better_since_s is None:
             self._better_since_s = self._now_s
         elif self._now_s - self._better_since_s >= SURE_S:
             self._turn(best, kept)
 
-    def _is_surprised(self, recent: Sequence[Seen]) -> bool:
-        """Whether those that were answered missed more objectives than was foretold, or fewer.
+    def _surprise(self, recent: Sequence[Seen]) -> float:
+        """How many more objectives a request that was answered missed than was foretold, or fewer.
 
         Who foretells too much loses no more than what is refused for it. Of that only what requests
         miss themselves counts, as what several cost the same one is added up.
@@ -204,16 +229,18 @@ class Guard:
         foretold = [each for each in self._foretold if each.at_s >= begin_s]
         missed = [each.num_missed for each in recent if each.ttft_s is not None]
         if not missed:
-            return True
+            return 1.0
         unforeseen = _mean(missed) - _mean([each.num_missed for each in foretold])
         unfounded = _mean([each.num_own for each in foretold]) - _mean(missed)
         unanswered_ratio = 1.0 - len(missed) / len(recent)
-        return max(unforeseen, min(unfounded, unanswered_ratio)) > _SURPRISE
+        return max(unforeseen, min(unfounded, unanswered_ratio))
 
     def _turn(self, regime: Regime, kept: float | None = None) -> None:
         """``kept``: of the regime that ends, for the trial that begins; None: it is none."""
         self._before = None if kept is None else (self.regime, kept)
         self.regime, self._since_s = regime, self._now_s
+        if regime is not Regime.FREE:
+            self._tried = regime
         self._better_since_s = None
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from router.placement.explanation import Explanation
 from router.placement.glance import with_room
-from router.placement.guard import Guard, Rates, Regime
+from router.placement.guard import Guard, Rates, Regime, both_alone
 from router.placement.measured import first_token_s, is_in_time
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
@@ -87,6 +87,8 @@ class Guarded:
     def _fixed(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """By load, where the regime has it."""
         found: Placement | None = None
+        if self.guard.regime is Regime.APART and query.is_fresh:
+            snapshot = _apart(snapshot)
         if self.guard.regime is Regime.TOGETHER:
             found = self._plain.together(query, snapshot)
         return found or self._plain.place(replace(query, may_refuse=False), snapshot)
@@ -118,3 +120,16 @@ class Guarded:
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._predicted.forget(worker)
+
+
+def _apart(snapshot: Snapshot) -> Snapshot:
+    """Half of the workers for prompts, where each has both roles; else as it is."""
+    both = both_alone(snapshot)
+    computing = both[: len(both) // 2]
+    if not computing:
+        return snapshot
+    return replace(
+        snapshot,
+        prefill=tuple(view for view in snapshot.prefill if view.worker in computing),
+        decode=tuple(view for view in snapshot.decode if view.worker not in computing),
+    )

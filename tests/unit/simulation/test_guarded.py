@@ -62,6 +62,19 @@ def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_ag
     assert sum(after) > 0.9 * len(after)
 
 
+def test_workers_of_both_roles_are_helped_too() -> None:
+    """By a replay of what they measured, badly placed, nothing would be better."""
+    kept: dict[bool, int] = {}
+    goal = Objective(GOALS.ttft_s or 0.0, GOALS.tpot_s or 0.0)
+    for is_guarded in (False, True):
+        workers = Workers(LIMITS, LIMITS, TRUE, told=WRONG, told_until_s=1e9)
+        placing = Placing("predicted", GOALS, local_below_tokens=0, is_guarded=is_guarded)
+        setup = Setup(Split(num_soft=4), workers, WIRES, placing=placing, seed=3)
+        done = Simulation(setup, requests()).run(LONG_S, 30.0)
+        kept[is_guarded] = sum(map(goal.met_by, done.outcomes))
+    assert kept[True] > 4 * kept[False]
+
+
 def test_in_a_fixed_regime_more_than_can_be_served_is_refused_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

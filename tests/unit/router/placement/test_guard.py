@@ -74,6 +74,36 @@ def test_workers_of_both_roles_are_counted_once() -> None:
     assert kept_ratio(Regime.APART, [seen(0.0, is_kept=True)], soft) == 0.0
 
 
+def test_where_each_worker_has_both_roles_half_of_them_could_be_apart() -> None:
+    told = snapshot(1.0)
+    both = tuple(replace(view_p(worker), tokens_per_s=1000.0) for worker in (D1, D2))
+    rates = Rates.of(replace(told, prefill=both))
+    assert rates is not None
+    assert (rates.num_prefill, rates.num_both, rates.num_apart) == (0, 2, 1)
+    policy, query = made(), Query(num_tokens=500, num_max_tokens=540)
+    policy.guard.regime = Regime.APART
+    decode = tuple(replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
+    assert policy.place(query, Snapshot(both, decode)) == Paired(D1, D2)
+
+
+def test_where_hardly_anything_is_as_foretold_each_regime_is_tried_in_turn() -> None:
+    """What workers measure is what was made of them: by a replay nothing would be better."""
+    world = World(num_tokens=5000)
+    world.run(400.0, lambda regime: regime is Regime.TOGETHER)
+    tried = [regime for _, regime in world.turns]
+    assert tried[:3] == [Regime.TOGETHER, Regime.FREE, Regime.TOGETHER]
+    world = World(num_tokens=5000)
+    world.run(400.0, lambda regime: regime is Regime.APART)
+    tried = [regime for _, regime in world.turns]
+    assert tried[:3] == [Regime.TOGETHER, Regime.FREE, Regime.APART]
+
+
+def test_where_half_is_kept_nothing_is_tried_that_no_replay_finds_better() -> None:
+    world, each = World(num_tokens=5000), count()
+    world.run(400.0, lambda regime: next(each) % 2 == 0)
+    assert world.turns == []
+
+
 def test_what_goes_well_is_left_alone() -> None:
     world = World()
     world.run(600.0, lambda regime: True)

@@ -251,11 +251,14 @@ def test_what_kubernetes_says_of_services_changes_nothing(
 
 
 def test_the_template_has_the_programs_defaults() -> None:
-    """Where values say nothing of these timers, the grace period is reckoned with its own."""
+    """Where values say nothing, the grace period and KEDA's threshold are reckoned with its own."""
     text = (CHART / "templates" / "_pods.tpl").read_text()
     for name in ("drain_s", "lame_duck_s", "leave_s"):
         (default,) = re.findall(rf"ternary \$timers\.{name} ([\d.]+) ", text)
         assert float(default) == Timers.model_fields[name].default
+    text = (CHART / "templates" / "_scaling.tpl").read_text()
+    (places,) = re.findall(r"ternary \$settings\.max_num_seqs ([\d.]+) ", text)
+    assert float(places) == PrefillWorkerConfig.model_fields["max_num_seqs"].default
 
 
 def test_the_alert_of_a_stale_source_waits_for_twice_its_period(tmp_path: Path) -> None:
@@ -397,10 +400,10 @@ def test_metrics_in_alerts_and_scaling_are_made_somewhere() -> None:
     code = program_text()
     rules, asked = _rules(), _keda_queries()
     assert len(rules) >= 8
-    assert len(asked) == 2
+    assert len(asked) == 4
     for expr in (*(rule["expr"] for rule in rules), *asked):
         for name in re.findall(r"diptych_[a-z_]+", expr):
-            stem = name.removeprefix("diptych_").removesuffix("_bucket")
+            stem = name.removeprefix("diptych_").removesuffix("_bucket").removesuffix("_sum")
             assert f'"{stem}"' in code, f"{expr}: {name}"
 
 

@@ -115,13 +115,16 @@ def test_keda_scales_by_what_waits_and_by_held_kv() -> None:
     target = named(rendered("everything"), "StatefulSet", scaled["scaleTargetRef"]["name"])
     assert "replicas" not in target["spec"], "or every upgrade would undo what KEDA did"
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 6)
-    waiting, held, own = scaled["triggers"]
+    waiting, held, running, asked, own = scaled["triggers"]
     assert waiting["metricType"] == "AverageValue"
     assert waiting["metadata"]["query"].startswith("sum(diptych_sequences_waiting{")
     assert held["metricType"] == "Value"
     assert held["metadata"]["threshold"] == "0.8"
+    assert running["metadata"]["threshold"] == "51.2"
+    assert asked["metadata"]["query"].startswith("sum(diptych_router_requests_waiting{")
+    assert 'pod=~"d-router-[a-z0-9]+-[a-z0-9]+"' in asked["metadata"]["query"]
     assert own["type"] == "cpu"
-    for trigger in (waiting, held):
+    for trigger in (waiting, held, running, asked):
         assert trigger["metadata"]["serverAddress"] == "http://prometheus.monitoring:9090"
         assert trigger["metadata"]["ignoreNullValues"] == "false", "unknown is not 0"
         assert 'pod=~"d-prefill-far-[0-9]+"' in trigger["metadata"]["query"]

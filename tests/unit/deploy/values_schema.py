@@ -209,7 +209,8 @@ def _keda(role: str) -> Json:
     by: dict[str, Json] = {"openRequests": POSITIVE}
     if role != "router":
         share: Json = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-        by = {"waitingSequences": POSITIVE, "kvUsage": share}
+        by = {"waitingSequences": POSITIVE, "kvUsage": share, "placeUsage": share}
+        by |= {"waitingRequests": POSITIVE}
     bounds: dict[str, Json] = {"minReplicas": POSITIVE, "maxReplicas": POSITIVE}
     return closed({"enabled": FLAG, **bounds, **by, "triggers": ANY_LIST})
 

@@ -80,4 +80,6 @@ WRONG = (
     _at("keda.serverAddress", "prometheus:9090"),
     _at("decode.keda.kvUsage", 80),
     _at("router.keda.kvUsage", 0.8),
+    _at("decode.keda.placeUsage", 1.5),
+    _at("router.keda.waitingRequests", 8),
 )

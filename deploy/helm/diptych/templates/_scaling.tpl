@@ -15,6 +15,13 @@
 {{- join "|" $patterns -}}
 {{- end -}}
 
+{{/* "true" of a pool whose workers compute prompts that others, or all, may wait for. */}}
+{{- define "diptych.computesPrompts" -}}
+{{- $isSoft := include "diptych.isSoft" (dict "role" .component "values" .values) -}}
+{{- $others := or (include "diptych.hasWorkers" (dict "root" .root "role" "prefill")) (include "diptych.hasSoft" .root) -}}
+{{- if or (eq .component "prefill") $isSoft (not $others) -}}true{{- end -}}
+{{- end -}}
+
 {{/*
 What KEDA asks Prometheus for one group of pods. Of (dict "root" $ "name" … "component" … "values" …). A count is compared
 per pod, a share as it is.
@@ -34,6 +41,17 @@ per pod, a share as it is.
 {{- $asked = append $asked (dict "query" $waiting "type" "AverageValue" "threshold" .values.keda.waitingSequences) -}}
 {{- $held := printf `sum(diptych_kv_blocks{%s, owner!~"free|cached"}) / sum(diptych_kv_blocks{%s})` $pods $pods -}}
 {{- $asked = append $asked (dict "query" $held "type" "Value" "threshold" .values.keda.kvUsage) -}}
+{{- $settings := default (dict) .values.settings -}}
+{{- $places := hasKey $settings "max_num_seqs" | ternary $settings.max_num_seqs 64.0 -}}
+{{- $running := printf "sum(diptych_sequences_running{%s})" $pods -}}
+{{- $asked = append $asked (dict "query" $running "type" "AverageValue" "threshold" (mulf .values.keda.placeUsage $places)) -}}
+{{- if include "diptych.computesPrompts" . -}}
+{{- $router := dict "name" (include "diptych.routerName" .root) "component" "router" -}}
+{{- $requests := printf `sum(diptych_router_requests_waiting{namespace="%s", pod=~"%s"})` .root.Release.Namespace (include "diptych.podPattern" $router) -}}
+{{- /* Workers that are idle half of the time are not what requests wait for. */ -}}
+{{- $isBusy := printf "(sum(rate(diptych_engine_step_seconds_sum{%s}[2m])) > bool 0.5 * count(diptych_sequences_running{%s}))" $pods $pods -}}
+{{- $asked = append $asked (dict "query" (printf "%s * %s" $requests $isBusy) "type" "AverageValue" "threshold" .values.keda.waitingRequests) -}}
+{{- end -}}
 {{- end -}}
 {{- range $asked }}
 - type: prometheus

@@ -2,8 +2,8 @@
 
 An npm package has validators made of Gateway API's own types (gateway.networking.k8s.io/v1), which
 let unknown keys through; it is fetched once into .cache/chart/. ``ROUTE`` lets none
-through: the part that the chart may use of a GRPCRoute and of an HTTPRoute, written after the
-standard channel's definition.
+through: the part that the chart may use of a GRPCRoute and of an HTTPRoute (which
+alone has ``timeouts``), written after the standard channel's definition.
 """
 
 import json
@@ -31,6 +31,7 @@ _HOST: Json = {
     "maxLength": 253,
     "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
 }
+_DURATION: Json = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
 _REFERENCE: dict[str, Json] = {
     "group": TEXT,
     "kind": SOME_TEXT,
@@ -57,6 +58,7 @@ ROUTE = closed(
                     closed(
                         {
                             "name": SOME_TEXT,
+                            "timeouts": closed({"request": _DURATION, "backendRequest": _DURATION}),
                             "backendRefs": _some(
                                 closed({**_REFERENCE, "weight": COUNT}, ("name",)), 16
                             ),

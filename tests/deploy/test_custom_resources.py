@@ -108,3 +108,8 @@ def test_a_route_has_no_key_that_gateway_api_has_not(kind: str) -> None:
 def test_each_route_leads_to_the_port_of_what_it_carries() -> None:
     ports = [route(kind)["spec"]["rules"][0]["backendRefs"][0]["port"] for kind in KINDS]
     assert ports == [50051, 8000]
+
+
+def test_a_route_over_grpc_has_no_timeouts() -> None:
+    """The standard channel knows none there."""
+    assert ["timeouts" in route(kind)["spec"]["rules"][0] for kind in KINDS] == [False, True]

@@ -44,6 +44,10 @@ ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
 QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(k|[MGT]|[KMGT]i)?$"}
 SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
+DURATION_OR_NONE: Json = {
+    "type": ["string", "null"],
+    "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$",
+}
 ID_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
 PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
@@ -216,14 +220,13 @@ def _keda(role: str) -> Json:
 
 
 def _router() -> Json:
-    route = closed(
-        {
-            "enabled": FLAG,
-            "annotations": TEXTS,
-            "parentRefs": ANY_LIST,
-            "hostnames": {"type": "array", "items": SOME_TEXT},
-        }
-    )
+    route: dict[str, Json] = {
+        "enabled": FLAG,
+        "annotations": TEXTS,
+        "parentRefs": ANY_LIST,
+        "hostnames": {"type": "array", "items": SOME_TEXT},
+    }
+    timeouts = closed(dict.fromkeys(("request", "backendRequest"), DURATION_OR_NONE))
     return closed(
         {
             **_pods("router"),
@@ -252,8 +255,8 @@ def _router() -> Json:
                     "tls": ANY_LIST,
                 }
             ),
-            "grpcRoute": route,
-            "httpRoute": route,
+            "grpcRoute": closed(route),
+            "httpRoute": closed({**route, "timeouts": {**timeouts, "type": ["object", "null"]}}),
         }
     )
 

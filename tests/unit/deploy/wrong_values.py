@@ -48,6 +48,8 @@ WRONG = (
     _at("podSecurity.runAsUser", 0),
     _at("podSecurity.runAsRoot", True),
     _at("router.httpRoute.paths", ["/v1"]),
+    _at("router.httpRoute.timeouts.request", 0),
+    _at("router.grpcRoute.timeouts", {"request": "0s"}),
     _at("router.preStopSeconds", 1.5),
     _at("router.settings.max_que", 3),
     _at("router.settings.max_concurrent", 0),

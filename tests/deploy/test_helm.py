@@ -132,7 +132,7 @@ def test_the_readmes_installation_is_taken_as_it_stands(
         ),
         (
             {"router": {"terminationGracePeriodSeconds": 60}},
-            r"router: terminationGracePeriodSeconds: 60 cuts off what takes 60\.5 s",
+            r"router: terminationGracePeriodSeconds: 60 cuts off what takes 640\.5 s",
         ),
         (
             {"decode": {"pools": {"a": {"autoscaling": {"enabled": True, "minReplicas": 5}}}}},
@@ -186,7 +186,7 @@ def test_a_grace_period_that_is_long_enough_is_taken(helm: Release, tmp_path: Pa
         pod.command: pod.spec.get("terminationGracePeriodSeconds")
         for pod in pods_of(parsed(template(helm, [path])), "here")
     }
-    assert periods == {"router": 71, "prefill": 21, "decode": 31, "generate": None}
+    assert periods == {"router": 651, "prefill": 21, "decode": 31, "generate": None}
 
 
 @pytest.mark.parametrize(

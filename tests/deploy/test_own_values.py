@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.helm import HELM_4, template
-from tests.unit.deploy.chart import Manifest, parsed
+from tests.unit.deploy.chart import Manifest, Pod, named, parsed, pods_of
 
 
 @pytest.fixture
@@ -20,6 +20,12 @@ def made(tmp_path: Path) -> Any:
         return parsed(template(HELM_4, [path]))
 
     return make
+
+
+def pod(manifests: tuple[Manifest, ...], command: str) -> Pod:
+    """The only one that runs this command."""
+    (found,) = [each for each in pods_of(manifests, "here") if each.command == command]
+    return found
 
 
 def http_rule(manifests: tuple[Manifest, ...]) -> dict[str, Any]:
@@ -42,3 +48,27 @@ def test_no_gateway_ends_an_answer_unless_told_to(made: Any, own: Any, expected:
     """Envoy would after 15 s, where the route says nothing."""
     route = {"enabled": True, "parentRefs": [{"name": "gateway"}], **own}
     assert http_rule(made(router={"httpRoute": route})).get("timeouts") == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "drain_s", "grace_s"),
+    [
+        ({}, 600, 651),
+        ({"max_queue": 3, "timers": {"lame_duck_s": 2}}, 600, 654),
+        ({"timers": {"drain_s": 30}}, 30, 81),
+        ({"timers": {"drain_s": None}}, None, 71),  # the program's own 20 s
+        ({"timers": None}, None, 71),
+        (None, None, 71),
+    ],
+)
+def test_a_router_that_ends_lets_long_answers_end(
+    made: Any, settings: Any, drain_s: float | None, grace_s: int
+) -> None:
+    """A worker's sequences move to others; an answer ends with its router."""
+    manifests = made(router={"settings": settings}, metrics={"alerts": {"enabled": True}})
+    router = pod(manifests, "router")
+    assert router.spec["terminationGracePeriodSeconds"] == grace_s
+    config = named(manifests, "ConfigMap", router.manifest["metadata"]["name"])
+    timers = json.loads(config["data"]["settings.yaml"]).get("timers", {})
+    assert timers.get("drain_s") == drain_s
+    assert pod(manifests, "decode").spec["terminationGracePeriodSeconds"] == 31

@@ -6,7 +6,8 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /etc/hub-token, /
 
 {{/* "true" where clients have to say who they are, by a key or by an issuer's token. */}}
 {{- define "diptych.hasTenants" -}}
-{{- $jwt := default (dict) .Values.router.settings.jwt -}}
+{{- $settings := default (dict) .Values.router.settings -}}
+{{- $jwt := default (dict) $settings.jwt -}}
 {{- if or .Values.router.apiKeys.secretName $jwt.issuer -}}true{{- end -}}
 {{- end -}}
 
@@ -288,7 +289,8 @@ capabilities:
 
 {{/* Longer than all that the process waits for after SIGTERM, so that nothing is cut off. */}}
 {{- define "diptych.gracePeriod" -}}
-{{- $timers := default (dict) .values.settings.timers -}}
+{{- $settings := default (dict) .values.settings -}}
+{{- $timers := default (dict) $settings.timers -}}
 {{- $drain := hasKey $timers "drain_s" | ternary $timers.drain_s 20.0 -}}
 {{- $lameDuck := hasKey $timers "lame_duck_s" | ternary $timers.lame_duck_s 0.25 -}}
 {{- $leave := hasKey $timers "leave_s" | ternary $timers.leave_s 35.0 -}}

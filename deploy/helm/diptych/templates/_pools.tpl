@@ -63,7 +63,7 @@
 {{- $decode := include "diptych.names" (dict "root" . "role" "decode") | fromJsonArray -}}
 {{- $source := .Values.router.discovery -}}
 {{- $own := dict "discovery" $source $source (dict "prefill" $prefill "decode" $decode) -}}
-{{- mergeOverwrite (deepCopy .Values.router.settings) $own | toPrettyJson -}}
+{{- mergeOverwrite (deepCopy (default (dict) .Values.router.settings)) $own | toPrettyJson -}}
 {{- end -}}
 
 {{/*

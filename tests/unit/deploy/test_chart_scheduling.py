@@ -9,6 +9,7 @@ import pytest
 from decode_worker.config import DecodeWorkerConfig
 from diptych.worker.config import WorkerConfig
 from prefill_worker.config import PrefillWorkerConfig
+from router.config import RouterConfig
 from tests.unit.deploy.chart import Pod, named, pods, rendered
 from tests.unit.deploy.test_chart_and_program import config_of
 
@@ -53,6 +54,21 @@ def test_elsewhere_no_card_is_taken() -> None:
 def test_eight_cards_have_eight_workers() -> None:
     assert sum(pod.manifest["spec"]["replicas"] for pod in workers("nvlink")) == 8
     assert sum(pod.manifest["spec"]["replicas"] for pod in workers("gpu")) == 1
+
+
+@pytest.mark.parametrize("name", ["default", "cpu", *ON_GPUS])
+def test_routers_let_so_many_be_placed_that_all_places_are_used(name: str, tmp_path: Path) -> None:
+    """And some more, whose prompts are computed meanwhile."""
+    num_let, num_places = 0, 0
+    for pod in pods(name):
+        if pod.command in ("router", "decode"):
+            config = config_of(pod, tmp_path)
+            num_pods = pod.manifest["spec"]["replicas"]
+            if isinstance(config, RouterConfig):
+                num_let += num_pods * config.max_concurrent
+            if isinstance(config, DecodeWorkerConfig):
+                num_places += num_pods * config.max_num_seqs
+    assert num_let > num_places > 0
 
 
 def test_devices_of_a_network_are_named_where_they_are_asked_for(tmp_path: Path) -> None:

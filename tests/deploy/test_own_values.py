@@ -72,3 +72,17 @@ def test_a_router_that_ends_lets_long_answers_end(
     timers = json.loads(config["data"]["settings.yaml"]).get("timers", {})
     assert timers.get("drain_s") == drain_s
     assert pod(manifests, "decode").spec["terminationGracePeriodSeconds"] == 31
+
+
+def test_a_spread_of_its_own_pods_is_the_values_own(made: Any) -> None:
+    """Of all workers together, say; one that names no pods is of those of its group."""
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {**spread, "labelSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
+    of_all = {**spread, "labelSelector": {}}
+    manifests = made(decode={"topologySpreadConstraints": [own, of_all, spread]})
+    decode = pod(manifests, "decode")
+    assert decode.spec["topologySpreadConstraints"] == [
+        own,
+        of_all,
+        {**spread, "labelSelector": decode.manifest["spec"]["selector"]},
+    ]

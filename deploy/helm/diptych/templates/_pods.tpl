@@ -339,7 +339,7 @@ affinity:
 {{- with .values.topologySpreadConstraints }}
 topologySpreadConstraints:
   {{- range . }}
-  - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (fromYaml $.selector))) | toYaml | nindent 4 }}
+  - {{- hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" (dict "matchLabels" (fromYaml $.selector))) .) | toYaml | nindent 4 }}
   {{- end }}
 {{- end }}
 {{- with .values.resourceClaims }}

@@ -86,3 +86,28 @@ def test_a_spread_of_its_own_pods_is_the_values_own(made: Any) -> None:
         of_all,
         {**spread, "labelSelector": decode.manifest["spec"]["selector"]},
     ]
+
+
+def variables(found: Pod) -> dict[str, str | None]:
+    """Of a pod, in their order: one may name those before it. None is named twice."""
+    listed = [(each["name"], each.get("value")) for each in found.container["env"]]
+    assert len(listed) == len(dict(listed)), "server-side apply would refuse it"
+    return dict(listed)
+
+
+def test_a_variable_of_the_values_own_takes_the_charts_place(made: Any) -> None:
+    own = {"HF_HOME": "/model/hub", "POD_NAME": "a", "OTEL_RESOURCE_ATTRIBUTES": "b=c"}
+    extra = [{"name": name, "value": value} for name, value in own.items()]
+    manifests = made(router={"extraEnv": extra}, decode={"extraEnv": extra[:2]})
+    assert own.items() <= variables(pod(manifests, "router")).items()
+    names = list(variables(pod(manifests, "decode")))
+    assert names.index("POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+    assert variables(pod(manifests, "prefill"))["HF_HOME"] == "/cache/huggingface"
+
+
+def test_spans_say_what_the_values_say_beside_where_the_pod_is(made: Any) -> None:
+    manifests = made(tracing={"resourceAttributes": {"service.namespace": "llm", "a": "b%20c"}})
+    where = "k8s.namespace.name=serving,k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)"
+    for command in ("router", "prefill", "decode"):
+        said = variables(pod(manifests, command))["OTEL_RESOURCE_ATTRIBUTES"]
+        assert said == f"{where},a=b%20c,service.namespace=llm"

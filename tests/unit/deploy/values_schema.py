@@ -39,6 +39,11 @@ FLAG: Json = {"type": "boolean"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 POSITIVE: Json = {"type": "integer", "minimum": 1}
 TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
+ATTRIBUTES: Json = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[^,= ]+$"},
+    "additionalProperties": {"type": "string", "pattern": "^[^,]*$"},
+}
 ANY_MAP: Json = {"type": "object"}
 ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
@@ -93,7 +98,12 @@ def values_schema() -> dict[str, Json]:
                     "stabilizationSeconds": COUNT,
                 }
             ),
-            "tracing": closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
+            "tracing": closed(
+                {
+                    "endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
+                    "resourceAttributes": ATTRIBUTES,
+                }
+            ),
             "metrics": closed(
                 {
                     "enabled": FLAG,

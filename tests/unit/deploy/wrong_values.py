@@ -30,6 +30,7 @@ WRONG = (
     _at("model.source", ""),
     _at("model.cache.sizeLimit", "much"),
     _at("tracing.endpoint", "jaeger:4317"),
+    _at("tracing.resourceAttributes.a", "b,c=d"),
     _at("metrics.enabled", "yes"),
     _at("tls.enable", True),
     _at("tls.domain", "Not a name"),

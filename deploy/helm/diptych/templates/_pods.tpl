@@ -67,7 +67,7 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /etc/hub-token, /
 {{- end }}
 {{- end -}}
 
-{{- define "diptych.env" -}}
+{{- define "diptych.ownEnv" -}}
 - name: HF_HOME
   value: /cache/huggingface
 - name: NUMBA_CACHE_DIR
@@ -80,15 +80,27 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /etc/hub-token, /
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-- name: OTEL_RESOURCE_ATTRIBUTES
-  value: k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)
 {{- if .root.Values.model.tokenSecret.name }}
 - name: HF_TOKEN_PATH
   value: /etc/hub-token/token
 {{- end }}
-{{- with .values.extraEnv }}
-{{ toYaml . }}
-{{- end }}
+{{- end -}}
+
+{{/* Each name once: what extraEnv has comes before the chart's own. */}}
+{{- define "diptych.env" -}}
+{{- $extra := list -}}
+{{- range .values.extraEnv }}{{ $extra = append $extra .name }}{{ end -}}
+{{- $env := list -}}
+{{- range include "diptych.ownEnv" . | fromYamlArray -}}
+{{- if not (has .name $extra) }}{{ $env = append $env . }}{{ end -}}
+{{- end -}}
+{{- $env = concat $env (default (list) .values.extraEnv) -}}
+{{- /* Last, as it names others. */ -}}
+{{- $where := printf "k8s.namespace.name=%s,k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)" .root.Release.Namespace -}}
+{{- range $key, $value := .root.Values.tracing.resourceAttributes }}{{ $where = printf "%s,%s=%s" $where $key $value }}{{ end -}}
+{{- $otel := dict "name" "OTEL_RESOURCE_ATTRIBUTES" "value" $where -}}
+{{- if not (has $otel.name $extra) }}{{ $env = append $env $otel }}{{ end -}}
+{{- toYaml $env -}}
 {{- end -}}
 
 {{/* Liveness asks for the process as a whole, readiness for what it serves: who loads or drains must not be killed. */}}

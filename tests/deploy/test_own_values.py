@@ -111,3 +111,21 @@ def test_spans_say_what_the_values_say_beside_where_the_pod_is(made: Any) -> Non
     for command in ("router", "prefill", "decode"):
         said = variables(pod(manifests, command))["OTEL_RESOURCE_ATTRIBUTES"]
         assert said == f"{where},a=b%20c,service.namespace=llm"
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ({}, "64Mi"),
+        ({"settings": {"device": "cuda"}}, "64Mi"),
+        ({"settings": {"tensor_parallel": 2}}, "64Mi"),
+        ({"settings": {"device": "cuda", "tensor_parallel": 2}}, "1Gi"),
+        ({"settings": {"device": "cuda", "tensor_parallel": 2}, "shmSize": "4Gi"}, "4Gi"),
+        ({"shmSize": None}, "64Mi"),
+    ],
+)
+def test_ranks_on_gpus_have_room_for_what_they_tell_each_other(
+    made: Any, values: Any, size: str
+) -> None:
+    volumes = pod(made(decode=values), "decode").spec["volumes"]
+    assert [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "shm"] == [size]

@@ -48,6 +48,7 @@ ANY_MAP: Json = {"type": "object"}
 ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
 QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(k|[MGT]|[KMGT]i)?$"}
+QUANTITY_OR_NONE: Json = {"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(k|[MGT]|[KMGT]i)?)?$"}
 SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
 DURATION_OR_NONE: Json = {
     "type": ["string", "null"],
@@ -276,7 +277,7 @@ def _workers(role: str) -> Json:
         **_pods(role),
         "updateStrategy": ANY_MAP,
         "rdma": closed({"enabled": FLAG, "resourceName": SOME_TEXT, "quantity": POSITIVE}),
-        "shmSize": QUANTITY,
+        "shmSize": QUANTITY_OR_NONE,
     }
     pools: Json = {
         "type": "object",

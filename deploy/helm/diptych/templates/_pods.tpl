@@ -244,10 +244,12 @@ capabilities:
 {{- end }}
 {{- end }}
 {{- if ne .role "router" }}
+{{- $settings := default (dict) .values.settings }}
+{{- $isOnCards := and (eq (default "cpu" $settings.device) "cuda") (gt (int $settings.tensor_parallel) 1) }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .values.shmSize }}
+    sizeLimit: {{ default ($isOnCards | ternary "1Gi" "64Mi") .values.shmSize }}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
 - name: tls

@@ -129,3 +129,13 @@ def test_ranks_on_gpus_have_room_for_what_they_tell_each_other(
 ) -> None:
     volumes = pod(made(decode=values), "decode").spec["volumes"]
     assert [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "shm"] == [size]
+
+
+def test_the_tests_pod_goes_where_the_values_say(made: Any) -> None:
+    where = {
+        "tolerations": [{"key": "nodes", "operator": "Exists"}],
+        "nodeSelector": {"pool": "llm"},
+        "affinity": {"nodeAffinity": {}},
+    }
+    assert where.items() <= pod(made(tests=where), "generate").spec.items()
+    assert not where.keys() & pod(made(), "generate").spec.keys()

@@ -139,6 +139,9 @@ def values_schema() -> dict[str, Json]:
                     "enabled": FLAG,
                     "resources": _resources(),
                     "apiKey": closed({"secretName": TEXT, "key": SOME_TEXT}),
+                    "nodeSelector": TEXTS,
+                    "tolerations": ANY_LIST,
+                    "affinity": ANY_MAP,
                 }
             ),
         }

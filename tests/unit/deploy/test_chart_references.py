@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.chart import VALUES, Manifest, Pod, all_pods, named, pods, rendered, servers
+from tests.unit.deploy.chart import (
+    ROOT,
+    VALUES,
+    Manifest,
+    Pod,
+    all_pods,
+    named,
+    pods,
+    rendered,
+    servers,
+)
 
 SPREAD = ("default", "cpu", "rdma", "everything")
 MODEL_LOAD_S = 1800  # of the largest models, fetched first
@@ -156,3 +166,13 @@ def test_spans_are_sent_where_the_values_say() -> None:
             sent = [arg for arg in pod.container["args"] if arg.startswith("--otlp-endpoint")]
             expected = ["--otlp-endpoint=http://jaeger:4317"] if name == "everything" else []
             assert sent == expected
+
+
+def test_a_node_can_be_emptied_as_the_guide_says() -> None:
+    """kubectl refuses pods with volumes of their own, of which all have some, unless told."""
+    volumes = [volume for pod in servers() for volume in pod.spec["volumes"]]
+    assert any("emptyDir" in volume for volume in volumes)
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    (command,) = re.findall(r"`(kubectl drain [^`]+)`", guide)
+    assert "--delete-emptydir-data" in command
+    assert "--ignore-daemonsets" in command

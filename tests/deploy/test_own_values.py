@@ -139,3 +139,12 @@ def test_the_tests_pod_goes_where_the_values_say(made: Any) -> None:
     }
     assert where.items() <= pod(made(tests=where), "generate").spec.items()
     assert not where.keys() & pod(made(), "generate").spec.keys()
+
+
+def test_an_amount_may_be_a_number(made: Any) -> None:
+    """Half a core, as people write it."""
+    amounts = {"requests": {"cpu": 0.5}, "limits": {"cpu": 2}}
+    manifests = made(decode={"resources": amounts}, tests={"resources": amounts})
+    for command in ("decode", "generate"):
+        found = pod(manifests, command).container["resources"]
+        assert (found["requests"]["cpu"], found["limits"]["cpu"]) == (0.5, 2)

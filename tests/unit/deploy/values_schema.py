@@ -171,7 +171,7 @@ def _model() -> Json:
 
 
 def _resources(**more: Json) -> Json:
-    amounts: Json = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
+    amounts: Json = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
     return closed({"requests": amounts, "limits": amounts, **more})
 
 

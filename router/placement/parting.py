@@ -6,6 +6,7 @@ and by what steps take: that is as good in a burst as before it, so that a burst
 parted. It is a leaning, not a rule: what is foretold to be missed counts for more.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +21,8 @@ _LEAST_REMEMBERED: Final = 32
 _LEAST_SEEN: Final = 4  # before that nothing is said
 _TWO: Final = 2  # workers
 _NUM_ASKED: Final = 4  # workers, what their steps take
-_STICKY: Final = 0.75  # workers: a change that is smaller is none
+_STICKY: Final = 0.75  # workers: a change that is smaller is none,
+_MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
 _LEAST_SHARE: Final = 0.5
@@ -92,6 +94,37 @@ class _Phases(NamedTuple):
     answers: Sequence[_Known]
 
 
+class _Wanted(NamedTuple):
+    """How many workers of both roles had best compute prompts."""
+
+    share: float  # of the work that is prompts, neither 0 nor 1
+    num_prefill: int  # workers that do nothing else
+    num_decode: int  # that can decode, those of both roles too
+    least: int
+    most: int
+
+    @property
+    def num(self) -> float:
+        """So many that both phases saturate together."""
+        num = (self.num_prefill + self.num_decode) * self.share - self.num_prefill
+        return min(max(num, self.least), self.most)
+
+    @property
+    def best(self) -> int:
+        """Of whole ones: of few workers one more or less is much for the phase that has less."""
+        below = math.floor(self.num)
+        return max(below, min(below + 1, self.most), key=self._saturates_at)
+
+    def is_as_good(self, num: int, best: int) -> bool:
+        """Whether so many saturate hardly sooner than the best."""
+        return self._saturates_at(num) >= _MOST_OF * self._saturates_at(best)
+
+    def _saturates_at(self, num: int) -> float:
+        """Work, in workers, that the phase can do that saturates first, beside its share of it."""
+        computing, decoding = self.num_prefill + num, self.num_decode - num
+        return min(computing / self.share, decoding / (1.0 - self.share))
+
+
 class Parting:
     """One router's: what requests were like of late, and the parts that follow from it.
 
@@ -147,8 +180,10 @@ class Parting:
         if wanted is None:
             return Parts()
         known, num = self._parts.computing | self._parts.decoding, len(self._parts.computing)
-        if len(known) != len(both) or abs(wanted - num) > _STICKY:
-            num = round(wanted)
+        best = wanted.best
+        is_near = abs(wanted.num - num) <= _STICKY
+        if len(known) != len(both) or not (is_near and wanted.is_as_good(num, best)):
+            num = best
         if both != known or num != len(self._parts.computing):
             ordered = sorted(both, key=lambda worker: worker.incarnation)
             self._parts = Parts(frozenset(ordered[:num]), frozenset(ordered[num:]))
@@ -161,19 +196,15 @@ class Parting:
             return 0.0
         return self._mix.prompt_s(engine.model.prefill, engine.max_batched_tokens)
 
-    def _wanted(self, snapshot: Snapshot, num_prefill: int, num_both: int) -> float | None:
-        """How many of both roles compute, so that both phases saturate together; None: not known.
-
-        ``num_prefill``: workers that compute prompts only.
-        """
+    def _wanted(self, snapshot: Snapshot, num_prefill: int, num_both: int) -> "_Wanted | None":
+        """None: not known. ``num_prefill``: workers that compute prompts only."""
         known = _known(snapshot.decode)
         share = self._share(_Phases(known, known))
         if share is None:
             return None
-        wanted = (num_prefill + len(snapshot.decode)) * share - num_prefill
         least = 0 if num_prefill else 1
         most = num_both - (len(snapshot.decode) == num_both)
-        return min(max(wanted, least), most)
+        return _Wanted(share, num_prefill, len(snapshot.decode), least, most)
 
     def _two_had_best_part(self, snapshot: Snapshot) -> bool:
         were_apart = self._are_two_apart

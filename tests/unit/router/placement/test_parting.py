@@ -55,9 +55,10 @@ def test_the_longer_the_prompts_the_more_workers_compute_them() -> None:
     assert nums[-1] <= 7, "somebody decodes"
 
 
-def test_both_phases_saturate_together() -> None:
+@pytest.mark.parametrize("num", [3, 4, 6, 8, 16])
+@pytest.mark.parametrize(("prompt", "output"), [(400, 60), (800, 20), (300, 25), (50, 400)])
+def test_the_split_that_saturates_last_is_chosen(prompt: int, output: int, num: int) -> None:
     """By the step model: so many prompts, and so many answers, a second."""
-    prompt, output, num = 400, 60, 16
     computing = num_computing(seen(prompt, output, num_workers=num), both(num))
     view = both(1).decode[0]
     assert view.engine is not None
@@ -71,7 +72,7 @@ def test_both_phases_saturate_together() -> None:
         num_rows = min(num_rows, view.max_num_seqs)
     answer_s = output * (pace.fixed_s / num_rows + row_s)
     rates = [min(k / prompt_s, (num - k) / answer_s) for k in range(1, num)]
-    assert abs(computing - (1 + rates.index(max(rates)))) <= 1
+    assert rates[computing - 1] == pytest.approx(max(rates))
 
 
 def test_another_mix_changes_the_parts_within_as_many_requests_as_are_remembered() -> None:
@@ -87,6 +88,17 @@ def test_a_mix_that_hardly_changes_changes_nobody() -> None:
     for number in range(200):
         tell(parting, 200 + (-1) ** number * 40, 100, 1, 8)
         assert parting.parts(snapshot) == parts
+
+
+def test_parts_that_saturate_much_sooner_than_others_could_do_not_stay() -> None:
+    """Of eight 6.6 were best: of six and seven that are near, one leaves too little to decode."""
+    parting, snapshot = seen(900, 4), both(8)
+    assert num_computing(parting, snapshot) == 7
+    tell(parting, 700, 8, 400, 8)
+    wanted = parting._wanted(snapshot, 0, 8)
+    assert wanted is not None
+    assert 6.3 < wanted.num < 6.8
+    assert num_computing(parting, snapshot) == 6
 
 
 def test_routers_part_workers_alike_and_most_keep_their_part_when_one_leaves() -> None:

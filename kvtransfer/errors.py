@@ -13,6 +13,13 @@ class AgentLostError(TransportError):
     """Our own end of the transport is gone, and its reads with it; it is being rebuilt."""
 
 
+class AgentTakenError(TransportError):
+    """Our own end of the transport hung or crashed as it was to connect this source.
+
+    All that others read over it ended with it, so it is not simply tried again.
+    """
+
+
 class BrokenReadError(Exception):
     """A read that had begun met an error, which does not end it: it may still write.
 

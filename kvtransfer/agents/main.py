@@ -77,7 +77,9 @@ class AgentLoop:
             case Kind.SERVE:
                 self._serving = bool(message.id)
             case Kind.CONNECT:
+                self._channel.send(Message(Kind.CONNECTING, message.id))
                 self._connect(message)
+                self._channel.send(Message(Kind.CONNECTING))
             case Kind.DISCONNECT:
                 peer = self._peers.pop(message.id, None)
                 if peer is not None and not isinstance(peer, TransportError):

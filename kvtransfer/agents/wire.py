@@ -39,6 +39,7 @@ class Kind(IntEnum):
     DONE = 13  # then one byte: whether no network was used
     FAILED = 14  # of a read that never began; then the error
     BROKEN = 16  # of a read that had begun; then the error: it may write until this process ends
+    CONNECTING = 17  # the peer that the library is handed now; id 0: that call has returned
     UNABLE = 15  # the agent cannot be made; then the error; nothing follows
 
 

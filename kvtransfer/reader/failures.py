@@ -11,7 +11,7 @@ from diptych.errors import (
     TransferInterruptedError,
 )
 from diptych.v1 import decode_pb2
-from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
+from kvtransfer.errors import AgentLostError, AgentTakenError, SourceLostError, TransportError
 from kvtransfer.reader.pull_machine import PullError
 
 _FAILURES: dict[type[DiptychError], decode_pb2.PullFailure] = {
@@ -52,5 +52,9 @@ def read_failure(error: TransportError) -> PullError:
     """
     if isinstance(error, SourceLostError):
         return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, str(error), agent_lost=True)
-    agent_lost = isinstance(error, AgentLostError)
-    return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error), agent_lost=agent_lost)
+    return PullError(
+        decode_pb2.PULL_FAILURE_TRANSPORT,
+        str(error),
+        agent_lost=isinstance(error, AgentLostError),
+        took_agent=isinstance(error, AgentTakenError),
+    )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from kvtransfer.reader.proof import LinkProver, ProbeKit
 from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.retry_pause import RetryPause
+from kvtransfer.reader.transport_rests import TransportRests
 from kvtransfer.reader.transport_search import TransportSearch, Turn
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class SourcePair:
         self._on_fallback = on_fallback
         self._on_failure = on_failure
         self._machine = PairMachine()
+        self._rests = TransportRests()
         self._moved = asyncio.Event()  # the machine did
 
     @property
@@ -152,7 +155,7 @@ class SourcePair:
 
     async def _prove(self, prover: LinkProver) -> None:
         """Connect over the first transport that works. Raises DiptychError."""
-        search = TransportSearch(self._kit.endpoint.transports)
+        search = self._search(self._kit.endpoint.transports)
         while search.wanted:
             name = search.wanted[0]
             try:
@@ -164,6 +167,7 @@ class SourcePair:
                     raise  # no transport could help
                 break  # the source has none of the rest: those that failed may heal
             except PullError as error:
+                self._note(name, error)
                 if search.failed(name, error) is Turn.SAME:
                     await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
                     continue
@@ -173,12 +177,21 @@ class SourcePair:
                     self._on_fallback()
             else:
                 search.worked(name)
+                self._rests.worked(name)
                 message = _joined(search.message, proven.shortfall)
                 _close(self._machine.prove(proven, message))
                 self._log_proven("pair proven", proven)
                 self._tell()
                 return
         raise search.error
+
+    def _search(self, ranked: Iterable[str]) -> TransportSearch:
+        return TransportSearch(ranked, self._rests.resting(time.monotonic()))
+
+    def _note(self, name: str, error: PullError) -> None:
+        if error.took_agent:
+            reprove_s = self._kit.endpoint.config.reprove_s
+            self._rests.took_agent(name, error.message, time.monotonic(), reprove_s)
 
     async def _proof(
         self, prover: LinkProver, response: kv_source_pb2.ConnectResponse
@@ -211,7 +224,7 @@ class SourcePair:
         Raises DiptychError.
         """
         ranked = list(self._kit.endpoint.transports)
-        search = TransportSearch(ranked[: ranked.index(before) + 1])
+        search = self._search(ranked[: ranked.index(before) + 1])
         while search.wanted[0] != before:
             response = await prover.connect(search.wanted)
             if response.transport == before:  # all that the source can offer
@@ -220,8 +233,10 @@ class SourcePair:
                 proven = await self._proof(prover, response)
             except PullError as error:
                 self._log_no_better(error)
+                self._note(response.transport, error)
                 search.pass_over(response.transport, error)
                 continue
+            self._rests.worked(response.transport)
             self._replace(proven, _joined(search.message, proven.shortfall))
             return
 

@@ -44,7 +44,8 @@ class PullError(DiptychError):
 
     ``refusal`` is the source's reason where it was the source that ended the pull.
     ``agent_lost``: a transport agent's end broke it, ours or the source's; the ticket is
-    as good as before. ``unasked``: it ended before its source was asked for anything.
+    as good as before. ``took_agent``: ours ended because of this source, and with it what others
+    read over it. ``unasked``: it ended before its source was asked for anything.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class PullError(DiptychError):
         *,
         refusal: str = "",
         agent_lost: bool = False,
+        took_agent: bool = False,
         unasked: bool = False,
     ) -> None:
         super().__init__(message)
         self.failure = failure
         self.refusal = refusal
         self.agent_lost = agent_lost
+        self.took_agent = took_agent
         self.unasked = unasked
 
 

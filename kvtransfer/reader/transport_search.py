@@ -1,7 +1,7 @@
 """Which transport of a source is tried next, the most wanted first. Pure."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from diptych.v1 import decode_pb2
 from kvtransfer.reader.pull_machine import PullError
@@ -20,9 +20,10 @@ class Turn(enum.Enum):
 class TransportSearch:
     """One search for a transport over which a pair can be proven."""
 
-    def __init__(self, ranked: Iterable[str]) -> None:
-        self.wanted = list(ranked)  # still to be tried
-        self._failures: dict[str, str] = {}  # messages, by transport
+    def __init__(self, ranked: Iterable[str], resting: Mapping[str, str] | None = None) -> None:
+        """``resting``: those that are left alone now, each with the reason."""
+        self._failures = dict(resting or {})  # messages, by transport
+        self.wanted = [name for name in ranked if name not in self._failures]  # still to be tried
         self._num_tries = 0  # of the transport whose turn it is
         self._num_agent_tries = 0  # of all
 
@@ -50,7 +51,9 @@ class TransportSearch:
         if error.refusal or (lost and not error.agent_lost):
             raise error
         self._num_tries += 1
-        if self._num_tries < _TRIES:  # what a stopped peer left behind heals
+        if (
+            self._num_tries < _TRIES and not error.took_agent
+        ):  # what a stopped peer left behind heals
             self._failures[name] = error.message
             return Turn.SAME
         self.pass_over(name, error)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from diptych.transitions import Transitions
 from kvtransfer.agents.wire import Kind, Message, ReadCommand, unpack_error
-from kvtransfer.errors import AgentLostError, TransportError
+from kvtransfer.errors import AgentLostError, AgentTakenError, TransportError
 from kvtransfer.transports.agent_process import AgentOwner, AgentProcess
 from kvtransfer.transports.thread import TransferThread
 
@@ -80,7 +80,8 @@ class AgentLife:
     """Owns one process and knows its unfinished reads. Transfer thread only.
 
     Invariant: a read is reported as ended when the process said that it is done or never
-    began, else when the system says that the process is gone.
+    began, else when the system says that the process is gone. Where that was neither asked for
+    nor expected, the peer that it was connecting is to blame, if it was, and else nobody.
     """
 
     def __init__(self, name: str, owner: LifeOwner, thread: TransferThread) -> None:
@@ -90,9 +91,11 @@ class AgentLife:
         self._owner = owner
         self._thread = thread
         self._process: AgentProcess | None = None
-        self._reads: dict[int, PostedRead] = {}  # handed over, not ended
+        self._reads: dict[int, tuple[int, PostedRead]] = {}  # handed over, not ended; of which peer
         self._broken: dict[int, TransportError] = {}  # those that end with the process only
         self._read_ids = itertools.count(1)
+        self._connecting = 0  # the peer that the process is at, or ended at
+        self._why = ""  # it ended
 
     @property
     def pid(self) -> int | None:
@@ -111,8 +114,16 @@ class AgentLife:
         """Hand a read over. Only while SERVING."""
         assert self.state is LifeState.SERVING, self.state
         read_id = next(self._read_ids)
-        self._reads[read_id] = read
+        self._reads[read_id] = command.peer_id, read
         self.send(Message(Kind.READ, read_id, command.packed()))
+
+    def lost(self, peer_id: int) -> TransportError:
+        """What a read of this peer meets that the process will not do, or did not end."""
+        if self.state is LifeState.ENDED and peer_id == self._connecting:
+            return AgentTakenError(
+                f"the {self._name} agent's process ended as it connected the source: {self._why}"
+            )
+        return AgentLostError(f"the {self._name} agent's process ended: {self._why or 'replaced'}")
 
     def retire(self, why: str) -> None:
         """Take no more reads; end when those under way have finished, or soon. Idempotent."""
@@ -139,9 +150,11 @@ class AgentLife:
                 self._move(LifeEvent.READY)
                 self._owner.on_ready(self, message.id, message.payload)
             case Kind.DONE:
-                self._reads.pop(message.id).ended(was_local=message.payload == b"\1")
+                self._pop(message.id).ended(was_local=message.payload == b"\1")
             case Kind.FAILED:
-                self._reads.pop(message.id).ended(error=unpack_error(message.payload))
+                self._pop(message.id).ended(error=unpack_error(message.payload))
+            case Kind.CONNECTING:
+                self._connecting = message.id
             case Kind.BROKEN:
                 error = self._broken[message.id] = unpack_error(message.payload)
                 self._owner.on_broken(self, error)
@@ -150,12 +163,17 @@ class AgentLife:
         self._end_if_drained()
 
     def on_end(self, why: str) -> None:
+        if self.state is not LifeState.SERVING:
+            self._connecting = 0
         self._move(LifeEvent.END)
+        self._why = why
         reads, self._reads = self._reads, {}
-        lost = AgentLostError(f"the {self._name} agent's process ended: {why}")
-        for read_id, read in reads.items():
-            read.ended(error=self._broken.get(read_id, lost))
+        for read_id, (peer_id, read) in reads.items():
+            read.ended(error=self._broken.get(read_id) or self.lost(peer_id))
         self._owner.on_life_end(self, why, len(reads))
+
+    def _pop(self, read_id: int) -> PostedRead:
+        return self._reads.pop(read_id)[1]
 
     def _end_if_drained(self) -> None:
         if self.state is LifeState.DRAINING and self._reads.keys() == self._broken.keys():

@@ -241,6 +241,12 @@ class ChildPeer:
     def usable(self) -> bool:
         return not self._closed and self._life.state is LifeState.SERVING
 
+    def lost(self) -> TransportError:
+        """What a read meets where it is not usable."""
+        if self._closed:
+            return AgentLostError("the connection to the source was closed")
+        return self._life.lost(self.id)
+
     def read(
         self,
         source_block_ids: tuple[int, ...],
@@ -290,7 +296,7 @@ class ChildCopy:
 
     def post(self) -> bool:
         if not self._peer.usable:
-            raise AgentLostError("the connection to the source was closed")
+            raise self._peer.lost()
         self._life.begin(self, self._command)
         return False
 

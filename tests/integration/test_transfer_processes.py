@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -11,6 +14,7 @@ import xxhash
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.digest import descriptor_digest
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.testing.faults import FaultRule, FaultScript
@@ -18,8 +22,10 @@ from kvtransfer.testing.transport import FaultSwitch
 from tests.integration.source_process import LOCAL, SourceProcess, connect, source_process
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
+    PATIENT,
     TIMERS,
     Reader,
+    Source,
     agents,
     config,
     open_reader,
@@ -245,6 +251,64 @@ async def pull_until_replaced(
         await reader.pairs.open_pull(request).run()
         if is_last:
             return
+
+
+@contextmanager
+def silenced(source: Source) -> Iterator[None]:
+    """Whoever is to read the source over nixl is sent to a port that never answers."""
+    (agent,) = agents(source.endpoint.transports["nixl"])
+    assert agent.pid is not None
+    assert agent._descriptor is not None
+    (port,) = {
+        connection.laddr.port
+        for connection in psutil.Process(agent.pid).net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+    with socket.socket() as silent, socket.socket() as only_one, socket.socket() as one_more:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for each in (only_one, one_more):  # nobody accepts the first, so there is no room
+            each.setblocking(False)
+            each.connect_ex(silent.getsockname())
+        said = agent._descriptor
+        theirs, ours = (
+            b"\x82" + number.to_bytes(2, "big")  # of two bytes, which end an address of UCX
+            for number in (port, silent.getsockname()[1])
+        )
+        assert said.agent_metadata.count(theirs) == 1
+        said.agent_metadata = said.agent_metadata.replace(theirs, ours)
+        said.digest = descriptor_digest(said)
+        yield
+
+
+async def test_a_source_that_is_silent_over_nixl_takes_the_agent_from_the_others_only_once() -> (
+    None
+):
+    """The call that connects it does not return. It is read inline, the others over nixl again."""
+    both = ("nixl", "inline")
+    async with (
+        open_source(config("nixl", transports=both), incarnation="near") as near,
+        open_source(config("nixl", transports=both), incarnation="far") as far,
+        open_reader(config("nixl", transports=both, agent_answer_s=2.0), timers=PATIENT) as reader,
+    ):
+        await reader.connect(near)
+        (agent,) = agents(reader.endpoint.transports["nixl"])
+        content = near.fill(LOCAL[:4])
+        ticket = near.lease("lease", LOCAL[:4], 4 * BLOCK_SIZE, "reader")
+        near.leases.announce("lease", 4 * BLOCK_SIZE)
+        request = reader.request(near, ticket, 4 * BLOCK_SIZE, LOCAL[4:8])
+        with silenced(far):
+            reader.pairs.set_peers("router", [near.key, far.key])
+            await reader.pairs.open_pull(request).run()
+            pair = await reader.wait_for(far.key, worker_pb2.PAIR_STATE_PROVEN)
+            assert pair.transport == "inline"
+            assert "ended as it connected the source" in pair.message
+            await reader.pairs.open_pull(request).run()
+            pair = await reader.wait_for(near.key, worker_pb2.PAIR_STATE_PROVEN)
+            assert (pair.transport, pair.message) == ("nixl", "")
+        assert reader.content(LOCAL[4:8]) == content
+        assert not reader.pairs.counters.num_pulls_failed
+        assert agent._identity.epoch == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

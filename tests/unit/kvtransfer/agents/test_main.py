@@ -95,9 +95,12 @@ class Process:
         return self.channel.receive()
 
     def connect(self, peer_id: int, metadata: bytes) -> None:
-        assert not self.told(
-            Message(Kind.CONNECT, peer_id, PeerCommand(REGION, metadata, PIECES).packed())
-        )
+        self.connects(peer_id, PeerCommand(REGION, metadata, PIECES).packed())
+
+    def connects(self, peer_id: int, payload: bytes) -> None:
+        """It says when it is at that peer, and when no more; of what came of it, nothing."""
+        said = self.told(Message(Kind.CONNECT, peer_id, payload))
+        assert said == [Message(Kind.CONNECTING, peer_id), Message(Kind.CONNECTING)]
 
     def read(self, peer_id: int, read_id: int = 7) -> Message:
         block_id = np.array([1], dtype=np.int32)
@@ -137,7 +140,7 @@ def test_a_peer_that_cannot_be_understood_fails_alone(process: Process) -> None:
     process.connect(1, b"later")
     bad = PeerCommand(REGION, b"").packed().replace(b"DRAM", "DRAé".encode()[:4])
     for payload in (bad, b"", b"x"):
-        assert not process.told(Message(Kind.CONNECT, 2, payload))
+        process.connects(2, payload)
         assert process.read(2).kind is Kind.FAILED
     assert process.read(1).kind is Kind.DONE
     assert process.read(3).kind is Kind.FAILED  # nobody ever named it

@@ -5,7 +5,8 @@ import grpc
 from diptych.errors import LeaseExpiredError
 from diptych.rpc.status import remote_error
 from diptych.v1 import decode_pb2
-from kvtransfer.reader.failures import stream_failure
+from kvtransfer.errors import AgentLostError, AgentTakenError, TransportError
+from kvtransfer.reader.failures import read_failure, stream_failure
 
 
 def test_a_stream_that_ends_without_a_reason_is_a_lost_source() -> None:
@@ -14,3 +15,11 @@ def test_a_stream_that_ends_without_a_reason_is_a_lost_source() -> None:
     expired = stream_failure(LeaseExpiredError("the lease has ended"))
     assert expired.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
     assert expired.refusal == "LEASE_EXPIRED"
+
+
+def test_a_source_that_took_our_agent_is_to_blame_and_one_that_only_lost_it_is_not() -> None:
+    for error in (TransportError("x"), AgentLostError("x"), AgentTakenError("x")):
+        failed = read_failure(error)
+        assert failed.failure == decode_pb2.PULL_FAILURE_TRANSPORT
+        assert failed.agent_lost is isinstance(error, AgentLostError)
+        assert failed.took_agent is isinstance(error, AgentTakenError)

@@ -21,6 +21,7 @@ from kvtransfer.transports.base import Peer
 
 RANKED = ["nixl", "ucxx", "inline"]
 NOT_NOW = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "not now")
+TOOK_AGENT = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "no answer", took_agent=True)
 
 
 class Source:
@@ -57,10 +58,10 @@ class Source:
 class Pair(SourcePair):
     """Proven by the test at first, where ``transport`` is given."""
 
-    def __init__(self, source: Source, transport: str = "") -> None:
+    def __init__(self, source: Source, transport: str = "", reprove_s: float = 0.001) -> None:
         self.num_dialled = 0
         self.ours = {name: SimpleNamespace(ready=True, problem="") for name in RANKED}
-        config = TransferConfig(reprove_s=0.001, reconnect_min_s=0.001)
+        config = TransferConfig(reprove_s=reprove_s, reconnect_min_s=0.001)
         kit: Any = SimpleNamespace(
             endpoint=SimpleNamespace(transports=self.ours, config=config),
             dialer=SimpleNamespace(identity=None, open=self._dial),
@@ -220,6 +221,51 @@ async def test_a_link_whose_agent_ended_after_the_probes_is_never_proven() -> No
             await asyncio.sleep(0)
     assert pair.to_proto().transport == "inline"
     assert "inline" not in source.closed
+
+
+def takes_agent_over_nixl(source: Source) -> None:
+    def take_agent() -> None:
+        if source.tried[-1] == "nixl":
+            raise TOOK_AGENT
+
+    source.before_proof = take_agent
+
+
+async def test_a_source_that_took_our_agent_is_not_tried_again_the_same_way_for_now() -> None:
+    """Nor when its pair is lost meanwhile: each try costs the others all that they read."""
+    source = Source(offered={"nixl", "inline"}, good={"inline"})
+    takes_agent_over_nixl(source)
+    pair = Pair(source, reprove_s=60)
+    await pair.prove()
+    assert source.tried == ["nixl", "inline"]
+    pair.lost("the connection broke")
+    await pair.prove()
+    assert source.tried == ["nixl", "inline", "inline"]
+    assert pair.to_proto().transport == "inline"
+    assert pair.message == "nixl: no answer"
+
+    source = Source(offered={"nixl"}, good=set())
+    takes_agent_over_nixl(source)
+    pair = Pair(source, reprove_s=60)
+    for _ in range(3):
+        with pytest.raises(PullError, match="nixl: no answer"):
+            await pair.prove()
+    assert source.tried == ["nixl"]
+
+
+async def test_a_source_that_took_our_agent_is_tried_again_later() -> None:
+    source = Source(offered={"nixl", "inline"}, good={"inline"})
+    takes_agent_over_nixl(source)
+    pair = Pair(source)
+    await pair.prove()
+    async with pair.improving():
+        while len(source.tried) < 5:
+            await asyncio.sleep(0)
+        assert pair.to_proto().transport == "inline"
+        source.before_proof = lambda: None
+        source.good.add("nixl")
+        await pair.until_over("nixl")
+    assert pair.message == ""
 
 
 async def test_a_source_that_cannot_be_dialled_is_tried_again() -> None:

@@ -10,6 +10,8 @@ RANKED = ["nixl", "ucxx", "inline"]
 NOT_NOW = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "not now")
 AGENT_LOST = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "its agent ended", agent_lost=True)
 
+TOOK_AGENT = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "no answer", took_agent=True)
+
 
 def test_each_transport_has_three_tries_and_then_the_next_one() -> None:
     search = TransportSearch(RANKED)
@@ -28,6 +30,23 @@ def test_an_agent_that_ends_has_more_tries_that_blame_nobody() -> None:
     assert not search.has_failures
     turns = [search.failed("nixl", AGENT_LOST) for _ in range(3)]
     assert turns == [Turn.SAME, Turn.SAME, Turn.NEXT]
+
+
+def test_who_took_our_agent_has_no_second_try() -> None:
+    """It would take it again, and from all others."""
+    search = TransportSearch(RANKED)
+    assert search.failed("nixl", TOOK_AGENT) is Turn.NEXT
+    assert search.wanted == ["ucxx", "inline"]
+    assert search.message == "nixl: no answer"
+
+
+def test_what_rests_is_not_tried_and_says_why() -> None:
+    search = TransportSearch(RANKED, {"nixl": "no answer"})
+    assert search.wanted == ["ucxx", "inline"]
+    assert search.has_failures
+    search.worked("ucxx")
+    assert search.message == "nixl: no answer"
+    assert TransportSearch(["nixl"], {"nixl": "no answer"}).error.message == "nixl: no answer"
 
 
 @pytest.mark.parametrize(

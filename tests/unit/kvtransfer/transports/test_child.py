@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.wire import Kind, Message, ReadCommand, pack_error
 from kvtransfer.config import TransferConfig
-from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
+from kvtransfer.errors import AgentLostError, AgentTakenError, SourceLostError, TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports import child
 from kvtransfer.transports.agent_process import AgentOwner, SharedPool
@@ -221,6 +221,42 @@ def test_a_successor_that_dies_is_followed_by_another(rig: Rig) -> None:
     rig.thread.pass_time()
     assert rig.transport.ready
     assert len(rig.alive()) == 1
+
+
+@pytest.mark.parametrize("has_read", [True, False])
+def test_an_agent_that_ends_as_it_connects_a_source_blames_that_one_alone(
+    rig: Rig, has_read: bool
+) -> None:
+    """Whether it hangs, and is killed, or crashes; and whether its reads were posted by then."""
+    process = rig.ready()
+    healthy, silent = rig.connect(), rig.connect()
+    for peer in (healthy, silent):
+        process.say(Kind.CONNECTING, peer.id)
+        if peer is healthy:
+            process.say(Kind.CONNECTING)
+    posted = [(peer, rig.post(peer)) for peer in (healthy, silent) if has_read]
+    process.end()
+    for peer, copy in posted:
+        with pytest.raises(AgentTakenError if peer is silent else AgentLostError):
+            copy.poll()
+    with pytest.raises(AgentLostError):
+        healthy.read((0,), (1,)).post()
+    with pytest.raises(AgentTakenError, match="as it connected the source: signal 11"):
+        silent.read((0,), (1,)).post()
+
+
+def test_an_agent_that_was_to_end_as_it_connected_a_source_blames_nobody(rig: Rig) -> None:
+    process = rig.ready()
+    peer = rig.connect()
+    copy = rig.post(peer)
+    process.say(Kind.CONNECTING, peer.id)
+    rig.transport.rebuild()
+    rig.ready()
+    with pytest.raises(AgentLostError):
+        peer.read((0,), (1,)).post()
+    process.end()
+    with pytest.raises(AgentLostError):
+        copy.poll()
 
 
 def test_a_block_that_the_source_does_not_have_is_not_read(rig: Rig) -> None:

@@ -205,9 +205,9 @@ class DecodeStream:
             self._outbox.put_heartbeat(None)
 
     def _close(self) -> None:
-        """The stream is over: free every sequence, forget its peers."""
+        """The stream is over: free every sequence; its peers are forgotten soon."""
         self._unsubscribe()
         if self._sequences is not None:
             self._sequences.release_all()
         if self._resources is not None:
-            self._resources.pairs.set_peers(self, ())
+            self._resources.pairs.leave(self)

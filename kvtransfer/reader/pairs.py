@@ -96,6 +96,7 @@ class PairTable:
             Random(),
         )
         self._peers: dict[Hashable, frozenset[PeerKey]] = {}
+        self._left: dict[Hashable, float] = {}  # owners that are gone, and until when they count
         self._pairs: dict[PeerKey, SourcePair] = {}
         self._tasks: dict[SourcePair, asyncio.Task[None]] = {}
         self._peers_changed = asyncio.Event()
@@ -120,7 +121,7 @@ class PairTable:
                 self._tasks.clear()
 
     def set_peers(self, owner: Hashable, peers: Iterable[PeerKey]) -> None:
-        """Replace the sources that ``owner`` (a router's stream) knows. Empty: it left.
+        """Replace the sources that ``owner`` (a router's stream) knows.
 
         This process itself, which may be a source too, is none of its own.
         """
@@ -138,6 +139,19 @@ class PairTable:
             )
         self._peers_changed.set()
         self._on_change()
+
+    def leave(self, owner: Hashable) -> None:
+        """``owner`` is gone; what it knew is kept for ``lost_peer_s``.
+
+        A router that only lost its connection names the same sources again: their pairs are still
+        proven then, and what pulls over them cost is still known.
+        """
+        self._left[owner] = time.monotonic() + self._timers.lost_peer_s
+
+    def _forget_left(self, now: float) -> None:
+        for owner in [owner for owner, until_s in self._left.items() if until_s <= now]:
+            del self._left[owner]
+            self.set_peers(owner, ())
 
     def _new(self, wanted: frozenset[PeerKey]) -> list[PeerKey]:
         """Sources to connect to, as many as there may be: a router can name any number."""
@@ -203,11 +217,13 @@ class PairTable:
     async def _reap(self) -> None:
         """Tear an agent down when a read over it never ends; its pairs prove themselves again.
 
+        Forget what routers knew that left a while ago.
         Raises UndeadAgentError: one cannot be, so the process has to end.
         """
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
             self._endpoint.check_agents()
+            self._forget_left(time.monotonic())
             for transport, block_ids in self._stuck(time.monotonic()).items():
                 logger.error(
                     "agent torn down to end reads",

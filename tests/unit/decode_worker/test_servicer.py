@@ -57,9 +57,10 @@ def test_other_routers_are_let_alone() -> None:
 
 
 async def test_of_a_stream_that_is_over_nothing_is_left() -> None:
-    """It hears of no steps any more, and names nobody that is to be read from."""
+    """It hears of no steps any more, and whom it named is to be forgotten."""
     listeners: list[object] = []
     peers: dict[DecodeStream, Sequence[object]] = {}
+    left: list[DecodeStream] = []
 
     def subscribe(listener: object) -> Callable[[], None]:
         listeners.append(listener)
@@ -73,7 +74,10 @@ async def test_of_a_stream_that_is_over_nothing_is_left() -> None:
 
     nothing = cast(Any, SimpleNamespace(peer=lambda: "", admit_as=lambda role: None))
     pairs = SimpleNamespace(
-        open_pull=None, quarantined_block_ids=frozenset(), set_peers=peers.__setitem__
+        open_pull=None,
+        quarantined_block_ids=frozenset(),
+        set_peers=peers.__setitem__,
+        leave=left.append,
     )
     resources = SimpleNamespace(
         parts=SimpleNamespace(engine=SimpleNamespace(subscribe=subscribe)),
@@ -89,4 +93,5 @@ async def test_of_a_stream_that_is_over_nothing_is_left() -> None:
     with pytest.raises(RouterLostError):
         await stream.run()
     assert not listeners
-    assert peers == {stream: ()}
+    assert peers == {stream: ["peer"]}
+    assert left == [stream]

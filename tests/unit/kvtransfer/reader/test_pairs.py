@@ -39,6 +39,21 @@ def make_table() -> PairTable:
     )
 
 
+async def test_sources_of_a_router_that_left_are_kept_until_it_can_be_taken_for_lost() -> None:
+    """One that is back in time names them again, and finds the pairs that it had."""
+    table = make_table()
+    sources = [PeerKey(f"127.0.0.1:{port}", "source") for port in (1, 2)]
+    table.set_peers("a", sources)
+    before = dict(table._pairs)
+    table.leave("a")
+    left_s = time.monotonic()
+    table._forget_left(left_s)
+    assert table._pairs == before
+    table.set_peers("b", sources[:1])
+    table._forget_left(left_s + Timers().lost_peer_s)
+    assert table._pairs == {sources[0]: before[sources[0]]}
+
+
 async def test_a_source_named_again_at_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[SourcePair] = []
 

@@ -30,6 +30,7 @@ class TransportRests:
         self._rests[name] = _Rest(now + length_s, length_s, why)
 
     def worked(self, name: str) -> None:
+        """It did: whatever it took before is forgotten."""
         self._rests.pop(name, None)
 
     def resting(self, now: float) -> dict[str, str]:

@@ -51,9 +51,8 @@ class TransportSearch:
         if error.refusal or (lost and not error.agent_lost):
             raise error
         self._num_tries += 1
-        if (
-            self._num_tries < _TRIES and not error.took_agent
-        ):  # what a stopped peer left behind heals
+        # What a stopped peer left behind heals.
+        if self._num_tries < _TRIES and not error.took_agent:
             self._failures[name] = error.message
             return Turn.SAME
         self.pass_over(name, error)

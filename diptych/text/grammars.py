@@ -15,7 +15,10 @@ import llguidance
 
 from diptych.errors import ConfigurationError
 
-MAX_REMEMBERED: Final = 256  # grammars
+MAX_REMEMBERED: Final = 32  # grammars
+# Of a grammar's lexer, which all its matchers share and which never forgets one; 0.35 kB each.
+# Text of a bounded length takes 16 for each token, and real schemas some thousand.
+MAX_LEXER_STATES: Final = 65_536
 # Ten times what real schemas need for a mask. What is more ambiguous costs tens of milliseconds.
 MAX_ITEMS_PER_STEP: Final = 10_000
 REPLAYED_AT_ONCE: Final = 16  # tokens of an output, when a state is made again from them
@@ -23,6 +26,7 @@ REPLAY_S: Final = 20e-6  # that one of them may take; nearly all take 1 us
 LIMITS: Final = llguidance.LLParserLimits(
     verbose_errors=False,  # they quote the text
     step_max_items=MAX_ITEMS_PER_STEP,
+    max_lexer_states=MAX_LEXER_STATES,
 )
 
 
@@ -38,10 +42,16 @@ class Compiled(NamedTuple):
         return self.matcher.deep_copy()
 
 
+def is_worn(matcher: llguidance.LLMatcher) -> bool:
+    """Whether it failed as its lexer has no room left: one that is compiled anew may go on."""
+    return "too many states" in matcher.get_error()
+
+
 class Grammars:
     """Compiles for one tokenizer, and remembers what was asked for last.
 
-    Invariant: a grammar is compiled once as long as it is remembered, however many ask.
+    Invariant: a grammar is compiled once as long as it is remembered, however many ask. So its
+    lexer holds what all its outputs needed, and is dropped with it, or when it is worn.
     """
 
     def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
@@ -79,6 +89,21 @@ class Grammars:
             else:
                 self._known.move_to_end(text)
             return known
+
+    def is_remembered(self, text: str, compiled: Compiled) -> bool:
+        """Whether ``compile`` has this one for the text, rather than none or another."""
+        with self._lock:
+            return self._has(text, compiled)
+
+    def forget(self, text: str, worn: Compiled) -> None:
+        """Compile the grammar anew when it is asked for next, unless that was done."""
+        with self._lock:
+            if self._has(text, worn):
+                del self._known[text]
+
+    def _has(self, text: str, compiled: Compiled) -> bool:
+        known = self._known.get(text)
+        return known is not None and known.done() and known.result() is compiled
 
     def _compile(self, text: str) -> Compiled:
         self.num_compiled += 1

@@ -6,19 +6,20 @@ none (a hand-off, another worker, one that was forgotten), and then moved by wha
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import llguidance
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.constraint import OutputGrammar
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampleSpec
 from diptych.errors import DiptychError, InvalidRequestError, StepFailedError
-from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars
+from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars, is_worn
 
 MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
 # For the compiler, by all rows of a step together: others' grammars may stand before a row's own.
@@ -31,6 +32,8 @@ MAX_WAIT_S: Final = 2.0
 MIN_ALLOWANCE_S: Final = 0.001
 ALLOWANCE_PER_TOKEN_S: Final = 40e-9  # of the vocabulary
 MAX_SAVED_S: Final = 0.25
+# Of a row's lexer in one step: others may have worn the one that it finds; its own is the next.
+_MAX_RENEWALS: Final = 2
 _MAX_PACES: Final = 1024  # grammars
 _FIELD: Final = "sampling.constraint"
 
@@ -44,12 +47,18 @@ class Constrained(NamedTuple):
 
 @dataclass(slots=True)
 class _State:
+    text: str
+    compiled: Compiled
     matcher: llguidance.LLMatcher
     num_consumed: int = 0  # tokens of the output
 
 
 class GrammarStates:
-    """Owns the matchers. Invariant: a state is at a prefix of its sequence's output."""
+    """Owns the matchers.
+
+    Invariant: a state is at a prefix of its sequence's output. Once another begins, its grammar
+    is remembered, or the step has a row of it.
+    """
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class GrammarStates:
         self._clock = clock
         self._max_wait_s = max_wait_s
         self._states: OrderedDict[SequenceKey, _State] = OrderedDict()
+        self._has_begun = False  # one of them, since those without a grammar were looked for
         vocab_size = 0 if grammars is None else grammars.vocab_size
         self._allowance_s = max(MIN_ALLOWANCE_S, ALLOWANCE_PER_TOKEN_S * vocab_size)
         self._saved_s: OrderedDict[str, float] = OrderedDict()  # of grammars; < 0: it is too slow
@@ -88,6 +98,9 @@ class GrammarStates:
                 constrained.refused[row] = error
             else:
                 constrained.specs[row] = replace(spec, allowed=allowed)
+        if self._has_begun:
+            self._has_begun = False
+            self._forget_idle({spec.key for spec in specs})
         return constrained
 
     def _allowed(
@@ -98,12 +111,7 @@ class GrammarStates:
             raise InvalidRequestError("this worker's model has no tokenizer", field=_FIELD)
         if self._saved_s.get(grammar.text, 0.0) < 0:
             raise _too_slow()
-        state = self._advanced(key, grammar, history, grammars, compiled_by_s)
-        began_s = self._clock()
-        mask = np.frombuffer(state.matcher.compute_bitmask(), np.uint8).copy()
-        if state.matcher.is_error():
-            raise InvalidRequestError("is too complex to follow", field=_FIELD)
-        self._spend(grammar.text, self._clock() - began_s, self._allowance_s)
+        state, mask = self._masked(key, grammar, history, grammars, compiled_by_s)
         for token_id in grammars.own_end_ids:
             mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
         if state.matcher.is_accepting():
@@ -113,6 +121,31 @@ class GrammarStates:
             raise InvalidRequestError("leaves no token to go on with", field=_FIELD)
         return mask.tobytes()
 
+    def _masked(
+        self,
+        key: SequenceKey,
+        grammar: OutputGrammar,
+        history: History,
+        grammars: Grammars,
+        compiled_by_s: float,
+    ) -> tuple[_State, NDArray[np.uint8]]:
+        """Where the output stands and its mask, by another lexer where one is worn.
+
+        Raises InvalidRequestError, StepFailedError; the state is then forgotten.
+        """
+        for _ in range(1 + _MAX_RENEWALS):
+            state = self._advanced(key, grammar, history, grammars, compiled_by_s)
+            began_s = self._clock()
+            mask = np.frombuffer(state.matcher.compute_bitmask(), np.uint8).copy()
+            if not state.matcher.is_error():
+                self._spend(grammar.text, self._clock() - began_s, self._allowance_s)
+                return state, mask
+            self._states.pop(key, None)
+            if not is_worn(state.matcher):
+                break
+            grammars.forget(grammar.text, state.compiled)
+        raise InvalidRequestError("is too complex to follow", field=_FIELD)
+
     def _advanced(
         self,
         key: SequenceKey,
@@ -121,7 +154,10 @@ class GrammarStates:
         grammars: Grammars,
         compiled_by_s: float,
     ) -> _State:
-        """Raises InvalidRequestError, StepFailedError; the state is then forgotten."""
+        """The row's state, or one in error as its lexer is worn.
+
+        Raises InvalidRequestError, StepFailedError; the state is then forgotten.
+        """
         begin = history.num_prompt_tokens
         num_output = len(history.token_ids) - begin
         state = self._states.pop(key, None)
@@ -129,11 +165,14 @@ class GrammarStates:
             compiled = _wait(grammars.compile(grammar.text), compiled_by_s)
             if compiled.matcher is None:
                 raise InvalidRequestError(f"cannot be held to: {compiled.problem}", field=_FIELD)
-            state = _State(compiled.begin())
+            state = _State(grammar.text, compiled, compiled.begin())
+            self._has_begun = True
         new = history.token_ids[begin + state.num_consumed :].tolist()
         for at in range(0, len(new), REPLAYED_AT_ONCE):
             began_s, some = self._clock(), new[at : at + REPLAYED_AT_ONCE]
             if not state.matcher.consume_tokens(some):
+                if is_worn(state.matcher):
+                    return state
                 raise InvalidRequestError("does not fit the output so far", field=_FIELD)
             self._spend(grammar.text, self._clock() - began_s, REPLAY_S * len(some))
         state.num_consumed = num_output
@@ -141,6 +180,17 @@ class GrammarStates:
         if len(self._states) > MAX_STATES:
             self._states.popitem(last=False)
         return state
+
+    def _forget_idle(self, stepped: Collection[SequenceKey | None]) -> None:
+        """Those of other rows whose grammar is not remembered: they would keep its lexer."""
+        for key, state in list(self._states.items()):
+            if key not in stepped and not self._is_remembered(state):
+                del self._states[key]
+
+    def _is_remembered(self, state: _State) -> bool:
+        return self._grammars is not None and self._grammars.is_remembered(
+            state.text, state.compiled
+        )
 
     def _spend(self, text: str, spent_s: float, allowed_s: float) -> None:
         """Of what a grammar may take. Raises InvalidRequestError: it is too slow, for good."""

@@ -11,12 +11,8 @@ import pytest
 import torch
 
 from diptych.constraint import OutputGrammar
-from diptych.engine.sampling.grammar_states import (
-    MAX_SAVED_S,
-    MAX_STATES,
-    MIN_ALLOWANCE_S,
-    GrammarStates,
-)
+from diptych.engine.sampling.grammar_paces import MAX_SAVED_S, MIN_ALLOWANCE_S, REFUSED_S
+from diptych.engine.sampling.grammar_states import MAX_STATES, GrammarStates
 from diptych.engine.sampling.logit_edits import edit_logits
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.sequence import SequenceKey
@@ -146,7 +142,7 @@ def test_a_grammar_whose_masks_hold_up_other_rows_is_refused_from_then_on(
     grammars: Grammars,
 ) -> None:
     clock, slow, other = CostlyGrammars(), 'start: "a"*', 'start: "a"+'
-    states = GrammarStates(grammars, clock=clock)
+    states = GrammarStates(grammars, clock=clock, wall_clock=lambda: 0.0)
     clock.cost_s = MIN_ALLOWANCE_S
     first = allowed(states, spec(slow, []))
     for _ in range(300):
@@ -279,3 +275,18 @@ def test_rows_whose_grammars_are_not_compiled_in_time_end_alone(
     assert found.specs[2].allowed is not None
     slow.set_result(compile_one('start: "slow"').result())
     assert not states.constrain(asked).refused, "once it is compiled"
+
+
+def test_a_grammar_that_took_too_long_once_is_followed_again_later(grammars: Grammars) -> None:
+    clock, text, now_s = CostlyGrammars(), 'start: "a"*', 50.0
+    states = GrammarStates(grammars, clock=clock, wall_clock=lambda: now_s)
+    running = allowed(states, spec(text, [], 0))
+    clock.cost_s = 2 * MAX_SAVED_S
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        allowed(states, spec(text, []))
+    clock.cost_s = 0.0
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        allowed(states, spec(text, [], 2))
+    assert allowed(states, spec(text, [], 0)) == running, "not what runs beside it"
+    now_s += REFUSED_S
+    assert allowed(states, spec(text, [], 3))

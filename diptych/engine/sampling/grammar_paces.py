@@ -4,6 +4,7 @@ Processor time: so much for each mask and each token, and so much at once. Whoev
 ends, and for a while nobody begins; those that run already may be no slower than others.
 """
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,16 +49,17 @@ class GrammarPaces:
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock``: of the wall, s."""
         self._clock = clock
-        self._paces: OrderedDict[str, Pace] = OrderedDict()
+        self._paces: OrderedDict[bytes, Pace] = OrderedDict()  # by their texts' digests
 
     def of(self, text: str) -> Pace:
-        """To be kept by whoever follows an output of this grammar."""
-        pace = self._paces.get(text)
+        """To be kept by whoever follows an output of this grammar; up to 1 ms for a large one."""
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        pace = self._paces.get(key)
         if pace is None:
-            pace = self._paces[text] = Pace(self._clock)
+            pace = self._paces[key] = Pace(self._clock)
             if len(self._paces) > _MAX_PACES:
                 self._paces.popitem(last=False)
-        self._paces.move_to_end(text)
+        self._paces.move_to_end(key)
         return pace
 
 

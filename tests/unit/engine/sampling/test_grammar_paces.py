@@ -1,5 +1,7 @@
 """A grammar that takes too long is refused for a while, and has all that it may take behind it."""
 
+import sys
+
 import pytest
 
 from diptych.engine.sampling.grammar_paces import (
@@ -50,3 +52,13 @@ def test_what_is_not_taken_is_saved_up_to_a_bound() -> None:
         rig.spend("quick", 0.0)
     with pytest.raises(InvalidRequestError):
         rig.spend("quick", MAX_SAVED_S + 2 * MIN_ALLOWANCE_S)
+
+
+def test_large_grammars_are_not_kept_for_their_paces() -> None:
+    """They may have 512 KiB each."""
+    rig, text = Rig(), "a" * 512 * 1024
+    num_before = sys.getrefcount(text)
+    rig.spend(text, MAX_SAVED_S)
+    assert sys.getrefcount(text) == num_before
+    with pytest.raises(InvalidRequestError):
+        rig.spend("".join(("a", text[1:])), 2 * MIN_ALLOWANCE_S)

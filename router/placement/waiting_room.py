@@ -336,17 +336,15 @@ class WaitingRoom:
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
 
     def _has_room(self) -> bool:
-        """Of many payers it looks at some, and at others the next time."""
+        """Of many payers it looks at the first, and at some others, at further ones each time."""
         turns = (self._all[one.waiter] for one in self._returned)
         returned = (payer_of(turn.request_class, turn.tenant) for turn in turns)
         payers = _each_once(itertools.chain(returned, self._fresh.payers()))
-        begin, self._num_looked_at = self._num_looked_at, 0
-        some = list(itertools.islice(payers, begin, begin + _MAX_PAYERS))
-        if self._has_room_for(some):
-            self._num_looked_at = begin  # they are not done with
+        begin = max(_MAX_PAYERS, self._num_looked_at)
+        some = list(itertools.islice(payers, begin + _MAX_PAYERS))
+        if self._has_room_for((*some[:_MAX_PAYERS], *some[begin:])):
             return True
-        if len(some) == _MAX_PAYERS:
-            self._num_looked_at = begin + _MAX_PAYERS
+        self._num_looked_at = begin + _MAX_PAYERS if len(some) == begin + _MAX_PAYERS else 0
         return False
 
     def _is_barred(self) -> bool:

@@ -1,0 +1,49 @@
+"""What the guard is told of placements, and what is refused while it has a fixed regime."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.placement.guard import Regime
+from router.placement.types import DecodeOnly, Forecast, Objectives, Outlook, Query, Snapshot, Why
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d
+from tests.unit.router.placement.test_guard import LATE, made, snapshot
+
+GOALS = Objectives(2.0, 0.1, 2.0)
+ASKED = Query(num_tokens=500, num_max_tokens=540, objectives=GOALS, may_refuse=True)
+
+
+def test_the_guard_is_told_what_is_missed_and_what_of_that_is_a_requests_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = made()
+    outlook = Outlook(None, D1, 0.5, 0.05, 0.7, 9.0, num_own_missed=0.2)
+    chosen = DecodeOnly(D1, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
+    monkeypatch.setattr(policy._predicted, "place", lambda query, snapshot: chosen)
+    assert policy.place(replace(QUERY, now_s=12.0), snapshot(1.0)) == chosen
+    assert [tuple(each) for each in policy.guard._foretold] == [(12.0, 0.7, 0.2)]
+
+
+def test_in_a_fixed_regime_a_full_cluster_is_foreseen_as_if_it_had_room() -> None:
+    """Else nothing would be found for it, and nobody would be refused."""
+    policy = made()
+    policy.guard.regime = Regime.APART
+    full = replace(LATE, decode=tuple(replace(v, max_num_seqs=0) for v in LATE.decode))
+    assert policy.place(ASKED, full) is None
+    assert policy.foresee(ASKED, full, 0.0) is not None
+
+
+def test_of_workers_without_room_those_count_too_that_would_be_sooner() -> None:
+    """One that has room is late; one that has none now would be in time once it has."""
+    policy = made()
+    late = view_d(D1, 0, MODEL)
+    assert late.engine is not None
+    work = late.engine.work._replace(num_prefill_tokens=20_000)
+    late = replace(late, engine=replace(late.engine, work=work))
+    told = Snapshot((), (late,), has_prefill_pool=False)
+    assert policy.place(ASKED, told) is None
+    assert policy.foresee(ASKED, told, 0.0) is not None
+    soon = view_d(D2, 1, MODEL)
+    told = replace(told, decode=(late, replace(soon, max_num_seqs=1)))
+    assert policy.place(ASKED, told) is None
+    assert policy.foresee(ASKED, told, 0.0) is None, "it is waited for"

@@ -30,6 +30,7 @@ from diptych.engine.scheduling.prefill_time import PrefillTime
 from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.step_forecast import forecast_s
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.engine.scheduling.yielding import ShortSteps
@@ -83,7 +84,7 @@ class StepEngine:
         self._clock = clock
         self._awake = asyncio.Event()
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
-        self._num_tokens_last = 0  # of the last step that was waited for
+        self._last_work = StepWork()  # of the last step that was waited for
         self._num_failed = 0  # steps in a row, for whatever reason but this:
         self._num_out_of_memory = 0
         self._steps: deque[BegunStep] = deque()  # in flight, the oldest first
@@ -212,9 +213,9 @@ class StepEngine:
 
     @property
     def predicted_step_s(self) -> float:
-        """Expected duration of the oldest step in flight (else of the last); 0 until known."""
-        num_tokens = self._steps[0].plan.num_tokens if self._steps else self._num_tokens_last
-        return self._timing.predict_s(num_tokens)
+        """What the oldest step in flight (else the last) should take at most; 0 until known."""
+        work = work_of(self._steps[0].plan) if self._steps else self._last_work
+        return forecast_s(work, self._learner.model, self._timing)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -300,7 +301,7 @@ class StepEngine:
     async def _end(self, thread: ModelThread) -> list[SequenceUpdate]:
         """The oldest step: wait for it and book it."""
         step = self._steps[0]
-        self._num_tokens_last = step.plan.num_tokens
+        self._last_work = work_of(step.plan)
         try:
             output = await thread.end(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step

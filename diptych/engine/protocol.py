@@ -166,7 +166,7 @@ class Engine(Protocol):
 
     @property
     def predicted_step_s(self) -> float:
-        """Expected duration of the oldest step in flight, else of the last; 0 until known."""
+        """What the oldest step in flight, else the last, should take at most; 0 until known."""
         ...
 
     @property

@@ -24,9 +24,12 @@ class StepTiming:
         # Faded sums of 1, x, y, x*x, x*y with x in tokens and y in seconds.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._prefill_tokens = self._prefill_s = 0.0
+        # Faded sums of 1, tokens and seconds of steps with parts of prompts, as the measured one.
+        self._prompt_weight = self._prompt_x = self._prompt_y = 0.0
         self._decode_step_s = 0.0
         if measured is not None:
             self._fit(measured)
+            self._fit_prompt(measured)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -38,7 +41,10 @@ class StepTiming:
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration_s: float) -> None:
         """Book a completed step."""
-        self._fit(MeasuredStep(num_prefill_tokens + num_decode_tokens, duration_s))
+        step = MeasuredStep(num_prefill_tokens + num_decode_tokens, duration_s)
+        self._fit(step)
+        if num_prefill_tokens:
+            self._fit_prompt(step)
         if num_prefill_tokens == 0:
             self._decode_step_s = fade(self._decode_step_s, duration_s)
         elif num_prefill_tokens > num_decode_tokens:
@@ -56,6 +62,12 @@ class StepTiming:
         slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
         return max(0.0, mean_y - slope * mean_x) + slope * num_tokens
 
+    def predict_prefill_s(self, num_tokens: int) -> float:
+        """Of a step with parts of prompts, by the rate of such: single tokens say little of it."""
+        if not self._prompt_weight:
+            return self.predict_s(num_tokens)
+        return self._prompt_y * max(1.0 / self._prompt_weight, num_tokens / self._prompt_x)
+
     def _fit(self, step: MeasuredStep) -> None:
         x, y = float(step.num_tokens), step.duration_s
         self._weight = self._weight * _DECAY + 1.0
@@ -63,6 +75,11 @@ class StepTiming:
         self._y = self._y * _DECAY + y
         self._xx = self._xx * _DECAY + x * x
         self._xy = self._xy * _DECAY + x * y
+
+    def _fit_prompt(self, step: MeasuredStep) -> None:
+        self._prompt_weight = self._prompt_weight * _DECAY + 1.0
+        self._prompt_x = self._prompt_x * _DECAY + step.num_tokens
+        self._prompt_y = self._prompt_y * _DECAY + step.duration_s
 
 
 def fade(average: float, value: float) -> float:

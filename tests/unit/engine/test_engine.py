@@ -383,3 +383,18 @@ def test_prediction_is_a_line_once_two_sizes_were_seen() -> None:
     assert timing.predict_s(254) == pytest.approx(0.260, rel=0.01)
     assert timing.decode_step_s == pytest.approx(0.010)
     assert timing.prefill_tokens_per_s == pytest.approx(500 / 0.510, rel=0.01)
+
+
+async def test_a_step_in_flight_is_predicted_by_all_that_it_computes() -> None:
+    rig = Rig()
+    cost = StepCost(fixed_s=1.0, attention_pair_s=0.5, upper_ratio=2.0, num_steps=NUM_KNOWN_STEPS)
+    rig.engine._learner = Known(StepModel(cost, cost))
+    rig.runner.gate.clear()
+    async with rig.running():
+        seq = rig.start(4, max_tokens=2)
+        await until_set(rig.runner.began)
+        predicted_s = rig.engine.predicted_step_s
+        rig.runner.gate.set()
+        await rig.until_finished(seq)
+    assert predicted_s == pytest.approx(2.0 * (1.0 + 0.5 * (1 + 2 + 3 + 4)))
+    assert rig.engine.predicted_step_s == pytest.approx(2.0)

@@ -22,14 +22,22 @@ class Paced(NamedTuple):
     decoding_s: float  # since its first token
     num_drawn: int  # tokens since then
     num_more: int  # tokens that it is expected to draw; one at the least
+    owner: str = ""  # whose it is: its router's incarnation; empty: the worker does not say
+    sequence_id: int = 0
 
     @classmethod
     def expected(
-        cls, tpot_s: float, decoding_s: float, num_drawn: int, num_to_come: int
+        cls,
+        tpot_s: float,
+        decoding_s: float,
+        num_drawn: int,
+        num_to_come: int,
+        owner: str = "",
+        sequence_id: int = 0,
     ) -> "Paced":
         """So many tokens are to come; less than 1: nobody knows, or it outlived that."""
         num_more = max(num_to_come, 1 + num_drawn // _OUTLIVING)
-        return cls(tpot_s, decoding_s, num_drawn, num_more)
+        return cls(tpot_s, decoding_s, num_drawn, num_more, owner, sequence_id)
 
     def left_s(self, tpot_s: float) -> float:
         """For all tokens that are to come, so that it has that pace in the end."""
@@ -60,13 +68,13 @@ def to_proto(paced: Iterable[Paced]) -> list[worker_pb2.PacedSequence]:
 def from_proto(told: Iterable[worker_pb2.PacedSequence]) -> tuple[Paced, ...]:
     """What a worker says; without those that cannot be."""
     paced = (
-        Paced(each.tpot_s, each.decoding_s, each.num_drawn, each.num_more)
+        Paced(*(getattr(each, name) for name in Paced._fields))
         for each, _ in zip(told, range(MOST_TOLD), strict=False)
     )
     return tuple(each for each in paced if _can_be(each))
 
 
 def _can_be(paced: Paced) -> bool:
-    tpot_s, decoding_s, num_drawn, num_more = paced
+    tpot_s, decoding_s, num_drawn, num_more, *_ = paced
     times = _LEAST_S <= tpot_s <= _MOST_S and 0.0 <= decoding_s <= _MOST_S  # no NaN either
     return times and num_drawn < _MOST_TOKENS and 0 < num_more < _MOST_TOKENS

@@ -19,6 +19,7 @@ from diptych.simulation.router import Seat, SimulatedRouter
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
 from router.placement.claim import payer_of
 from router.placement.fair_queue import DEFAULT_WEIGHTS
+from router.placement.promises import Promise
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -26,7 +27,6 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillOnly,
-    Promise,
     WorkerId,
 )
 
@@ -51,11 +51,11 @@ class Request(NamedTuple):
         """By what workers know whose turn it is."""
         return payer_of(self.request_class, self.tenant)
 
-    def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
-        """As one worker has it."""
+    def sequence(self, owner: str, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
+        """As one worker has it, of that router."""
         wanted = self.objectives
         return Sequence(
-            key=SequenceKey("router", self.number),
+            key=SequenceKey(owner, self.number),
             token_ids=list(self.prompt_ids),
             num_prompt_tokens=len(self.prompt_ids),
             sampling=SamplingParams(temperature=0.0, max_tokens=self.num_output_tokens),
@@ -201,7 +201,8 @@ class Attempt:
     # The lease
 
     def _ask_lease(self, worker: WorkerId) -> None:
-        lease = _Lease(self._router.prefill[worker], self._request.sequence(prefill_only=True))
+        seq = self._request.sequence(self._router.name, prefill_only=True)
+        lease = _Lease(self._router.prefill[worker], seq)
         self._lease = lease
         if self._request.block_keys:
             lease.is_expected = True
@@ -268,14 +269,13 @@ class Attempt:
     # The reservation
 
     def _ask_reservation(self, worker: WorkerId, *, to_pull: bool) -> None:
-        seq = self._request.sequence(prefill_only=False, to_pull=to_pull)
+        seq = self._request.sequence(self._router.name, prefill_only=False, to_pull=to_pull)
         held = _Reservation(self._router.decode[worker], seq)
         self._reservation = held
         num_tokens = 0 if to_pull else seq.num_tokens
         is_batch = self._request.request_class is RequestClass.BATCH
         payer = None if is_batch else self._request.payer
-        held.seat.seen.asked(self._request.number, payer, num_tokens)
-        self._router.policy.began(worker, self._promise)
+        held.seat.seen.asked(self._request.number, payer, num_tokens, self._promise)
         self._later(lambda: self._reserve(held))
 
     def _reserve(self, held: _Reservation) -> None:
@@ -361,9 +361,13 @@ class Attempt:
             self._later(lambda: self._drew_alone(held))
         elif held.seq.to_pull and not self._has_gone_on:
             self._has_gone_on = True
-            self._later(self._owner.went_on)
+            self._later(lambda: self._went_on(held))
         if update.finish_reason is not None:
             self._later(self._owner.ended)
+
+    def _went_on(self, held: _Reservation) -> None:
+        held.seat.seen.drew_first(self._request.number)
+        self._owner.went_on()
 
     def _drew_alone(self, held: _Reservation) -> None:
         self._settle_reservation(held)
@@ -381,5 +385,4 @@ class Attempt:
         if held is not None:
             self._settle_reservation(held)
             held.seat.seen.ended(self._request.number)
-            self._router.policy.ended(held.seat.host.worker, self._promise)
             held.seat.host.engine.release(held.seq)

@@ -63,7 +63,9 @@ class SimulatedCluster:
         self.decode = self._hosts("decode", split.num_decode, workers.decode)
         computing, decoding = [*self.prefill, *self.soft], [*self.decode, *self.soft]
         self.routers = [
-            SimulatedRouter(computing, decoding, wires, limits, policy, agenda, seed + index)
+            SimulatedRouter(
+                f"router-{index}", computing, decoding, wires, limits, policy, agenda, seed + index
+            )
             for index, policy in enumerate(policies)
         ]
         for host in self.hosts:

@@ -85,6 +85,7 @@ class SimulatedRouter:
 
     def __init__(
         self,
+        name: str,
         prefill: Sequence[SimulatedWorker],
         decode: Sequence[SimulatedWorker],
         wires: Wires,
@@ -93,7 +94,10 @@ class SimulatedRouter:
         agenda: Agenda,
         seed: int,
     ) -> None:
-        """``prefill`` and ``decode``: those that compute prompts, and those that decode."""
+        """``name``: as workers know it. ``prefill`` and ``decode``: those that compute prompts, and
+        those that decode.
+        """
+        self.name = name
         self.policy = policy
         self.wires = wires
         self.agenda = agenda
@@ -153,7 +157,7 @@ class SimulatedRouter:
         }
         shipped = ShippedBytes.even(self.wires.kv_bytes_per_token)
         changed = partial(self._changed, host.worker)
-        seen = DecodeSeen(host.worker, Told(host.engine), sources, shipped, changed)
+        seen = DecodeSeen(host.worker, Told(host.engine), sources, shipped, changed, self.name)
         beside = self.prefill.get(host.worker)
         if beside is not None:
             seen.beside, beside.seen.beside = beside.seen, seen

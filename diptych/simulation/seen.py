@@ -14,6 +14,7 @@ from router.placement.forecast import computes_none_s
 from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences
 from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
+from router.placement.promises import OwnPromises, Promise
 from router.placement.runway import Runway
 from router.placement.takes import PrefillTakes, decode_takes, is_more
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
@@ -48,6 +49,7 @@ class Told:
         num_departed_tokens: int,
         num_computed_tokens: int = 0,
         paced: tuple[Paced, ...] | None = None,
+        num_ended_rows: int = 0,
     ) -> EngineView:
         """With what the router sent since, and what it heard of that is done."""
         return EngineView(
@@ -57,6 +59,7 @@ class Told:
             paced=paced,
             num_departed_tokens=num_departed_tokens,
             num_computed_tokens=num_computed_tokens,
+            num_ended_rows=num_ended_rows,
             prefill_age_s=self.prefill_age_s,
             heard_s=self.at_s,
         )
@@ -144,8 +147,11 @@ class DecodeSeen:
         sources: dict[str, float],
         shipped: ShippedBytes,
         on_change: Callable[[bool], None],
+        owner: str,
     ) -> None:
-        """``sources``: from which prefill workers it can pull, by incarnation, and how fast."""
+        """``sources``: from which prefill workers it can pull, by incarnation, and how fast.
+        ``owner``: the router, as the worker calls it.
+        """
         self._worker = worker
         self._told = told
         self._sources, self._proven = sources, frozenset(sources)
@@ -154,6 +160,7 @@ class DecodeSeen:
         self.beside: PrefillSeen | None = None  # the same worker, as one that computes prompts
         self._own, self._num_others = OwnSequences(), 0  # sequences
         self._prompts = LocalPrompts()
+        self._promises = OwnPromises(owner)
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
@@ -161,11 +168,13 @@ class DecodeSeen:
         self._told = told
         self._num_others = max(0, told.num_sequences - len(self._own))
         self._prompts.told()
+        self._promises.told(told.paced)
         self._on_change(is_more(decode_takes(self.view()), took))
 
-    def asked(self, number: int, payer: bytes | None, num_tokens: int) -> None:
+    def asked(self, number: int, payer: bytes | None, num_tokens: int, promise: Promise) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
         self._own.add(number, payer)
+        self._promises.placed(number, promise)
         if num_tokens:
             self._prompts.asked(number, num_tokens)
         self._on_change(False)
@@ -176,6 +185,7 @@ class DecodeSeen:
 
     def drew_first(self, number: int) -> None:
         """One of ours has its first token from there."""
+        self._promises.drew(number)
         if self._prompts.over(number):
             self._on_change(False)
 
@@ -184,6 +194,7 @@ class DecodeSeen:
         took = decode_takes(self.view())
         self._own.remove(number)
         self._prompts.over(number)
+        self._promises.over(number)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
@@ -209,6 +220,7 @@ class DecodeSeen:
             proven=self._proven,
             max_num_seqs=told.max_num_seqs,
             own_shares=self._own.shares(),
+            promised=self._promises.promised,
             num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
             num_blocks=told.num_blocks,
@@ -218,5 +230,10 @@ class DecodeSeen:
             prefill_time_ratio=0.0 if beside is None else told.prefill_time_ratio,
             shipped=self._shipped,
             bytes_per_s=self._sources,
-            engine=told.engine_view(self.num_sent_tokens + num_leased, num_computed, told.paced),
+            engine=told.engine_view(
+                self.num_sent_tokens + num_leased,
+                num_computed,
+                self._promises.still_there(told.paced),
+                self._promises.num_ended,
+            ),
         )

@@ -154,16 +154,20 @@ class WorkerState(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., zone: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., able_roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., prefill_time_ratio: _Optional[float] = ..., num_giving_way: _Optional[int] = ..., num_giving_way_blocks: _Optional[int] = ..., prefill_age_s: _Optional[float] = ..., num_reserved: _Optional[int] = ..., num_paced: _Optional[int] = ..., tightest_paced: _Optional[_Iterable[_Union[PacedSequence, _Mapping]]] = ...) -> None: ...
 
 class PacedSequence(_message.Message):
-    __slots__ = ("tpot_s", "decoding_s", "num_drawn", "num_more")
+    __slots__ = ("tpot_s", "decoding_s", "num_drawn", "num_more", "owner", "sequence_id")
     TPOT_S_FIELD_NUMBER: _ClassVar[int]
     DECODING_S_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAWN_FIELD_NUMBER: _ClassVar[int]
     NUM_MORE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     tpot_s: float
     decoding_s: float
     num_drawn: int
     num_more: int
-    def __init__(self, tpot_s: _Optional[float] = ..., decoding_s: _Optional[float] = ..., num_drawn: _Optional[int] = ..., num_more: _Optional[int] = ...) -> None: ...
+    owner: str
+    sequence_id: int
+    def __init__(self, tpot_s: _Optional[float] = ..., decoding_s: _Optional[float] = ..., num_drawn: _Optional[int] = ..., num_more: _Optional[int] = ..., owner: _Optional[str] = ..., sequence_id: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
     __slots__ = ("decode", "prefill")

@@ -13,6 +13,7 @@ from router.cluster import wrong_forms
 from router.cluster.watch import WorkerWatch
 from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences, Shares
+from router.placement.promises import OwnPromises, Promise
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class DecodeLink:
         self._timers = timers
         self._on_change = on_change
         self.local_prompts = LocalPrompts()
+        self.promises = OwnPromises(router_incarnation)
         self._listeners: dict[int, ReservationListener] = {}
         self._sequences = OwnSequences()
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
@@ -76,6 +78,7 @@ class DecodeLink:
         self._listeners[command.sequence_id] = listener
         is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
         self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
+        self.promises.placed(command.sequence_id, _promise(command.spec))
         if not command.to_pull:
             self.local_prompts.asked(command.sequence_id, len(command.spec.token_ids))
         self._send(decode_pb2.DecodeCommand(reserve=command))
@@ -94,8 +97,7 @@ class DecodeLink:
     def release(self, sequence_id: int) -> None:
         """Send a Release; nothing more is heard of the sequence. Idempotent."""
         if self._listeners.pop(sequence_id, None) is not None:
-            self._sequences.remove(sequence_id)
-            self.local_prompts.over(sequence_id)
+            self._forget(sequence_id)
             release = decode_pb2.Release(sequence_id=sequence_id)
             self._send(decode_pb2.DecodeCommand(release=release))
             self._on_change(self)
@@ -157,6 +159,7 @@ class DecodeLink:
             for tokens in event.step.sequences:
                 listener = self._listeners.get(tokens.sequence_id)
                 if listener is not None:
+                    self.promises.drew(tokens.sequence_id)
                     if self.local_prompts.over(tokens.sequence_id):
                         self._on_change(self)
                     wrong = wrong_forms.of_tokens(tokens)
@@ -172,8 +175,7 @@ class DecodeLink:
             sequence_id = getattr(event, kind).sequence_id
             if kind == "ended":
                 listener = self._listeners.pop(sequence_id, None)
-                self._sequences.remove(sequence_id)
-                self.local_prompts.over(sequence_id)
+                self._forget(sequence_id)
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
@@ -182,6 +184,11 @@ class DecodeLink:
                 self._give_up(sequence_id, listener, wrong)
             elif listener is not None:
                 listener.on_decode_event(event)
+
+    def _forget(self, sequence_id: int) -> None:
+        self._sequences.remove(sequence_id)
+        self.local_prompts.over(sequence_id)
+        self.promises.over(sequence_id)
 
     def _give_up(self, sequence_id: int, listener: ReservationListener, why: str) -> None:
         """The worker lives and does wrong with that sequence."""
@@ -196,6 +203,7 @@ class DecodeLink:
         listeners, self._listeners = self._listeners, {}
         self._sequences.clear()
         self.local_prompts.clear()
+        self.promises.clear()
         self._on_change(self)
         for sequence_id, listener in listeners.items():
             listener.on_reservation_lost(sequence_id, why)
@@ -214,6 +222,11 @@ class DecodeLink:
 
 def _progress(event: decode_pb2.DecodeEvent) -> common_pb2.EngineProgress | None:
     return event.heartbeat.progress if event.HasField("heartbeat") else None
+
+
+def _promise(spec: common_pb2.SequenceSpec) -> Promise:
+    num_emitted = len(spec.token_ids) - spec.num_prompt_tokens
+    return Promise(spec.tpot_s or None, max(0, spec.num_expected_tokens - num_emitted))
 
 
 def _heartbeat() -> decode_pb2.DecodeCommand:

@@ -172,6 +172,8 @@ class DecodeMember:
             self._num_others = max(0, published - self.link.num_sequences)
             self.link.local_prompts.told()
         self._paced = _paced(state)
+        if self._paced is not None:
+            self.link.promises.told(self._paced)
         return self.refresh()
 
     def loaded(self) -> bool:
@@ -214,6 +216,7 @@ class DecodeMember:
         if not self.is_placeable or state is None or worker is None or not self._is_up:
             return None
         if self._view is None:
+            promises = self.link.promises
             self._view = DecodeView(
                 worker=worker,
                 num_sequences=self.link.num_sequences + self._num_others,
@@ -222,6 +225,7 @@ class DecodeMember:
                 proven=self._proven,
                 max_num_seqs=state.max_num_seqs or None,
                 own_shares=self.link.own_shares(),
+                promised=promises.promised,
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 num_blocks=state.blocks.total,
@@ -238,7 +242,8 @@ class DecodeMember:
                     self.watch,
                     self.num_sent_tokens + self._num_leased_tokens,
                     0 if self.beside is None else self.beside.num_computed_tokens,
-                    self._paced,
+                    None if self._paced is None else promises.still_there(self._paced),
+                    promises.num_ended,
                 ),
             )
         return self._view
@@ -285,6 +290,7 @@ def _engine(
     num_departed_tokens: int,
     num_computed_tokens: int = 0,
     paced: tuple[Paced, ...] | None = None,
+    num_ended_rows: int = 0,
 ) -> EngineView | None:
     state = watch.state
     if state is None or not state.HasField("step_model"):
@@ -300,6 +306,7 @@ def _engine(
         ),
         num_departed_tokens=num_departed_tokens,
         num_computed_tokens=num_computed_tokens,
+        num_ended_rows=num_ended_rows,
         paced=paced,
         prefill_age_s=_prefill_age_s(state),
         heard_s=watch.heard_s,

@@ -165,11 +165,14 @@ def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
     if engine is None or not engine.model.decode.is_known:
         return None
     cost, said = engine.model.decode, engine.work
-    num_rows = max(view.num_sequences, said.num_decode_rows)
+    num_rows = max(view.num_sequences, engine.num_told_rows)
     left_ratio = 1.0 - min(view.prefill_time_ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
-        num_context = said.num_context_tokens + (num - said.num_decode_rows) * num_tokens
+        num_more = num - said.num_decode_rows
+        num_context = said.num_context_tokens + num_more * num_tokens
+        if num_more < 0:  # that have ended since
+            num_context = said.num_context_tokens * num // said.num_decode_rows
         token_s = cost.expected_s(StepWork(num, num_context)) / left_ratio
         return Span(token_s, token_s * cost.upper_ratio)
 

@@ -16,7 +16,6 @@ from router.placement.types import (
     Forecast,
     Paired,
     Placement,
-    Promise,
     Query,
     Seen,
     Snapshot,
@@ -108,14 +107,6 @@ class Guarded:
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`."""
         return self._predicted.explain(query, snapshot, placement)
-
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._predicted.began(worker, promise)
-
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._predicted.ended(worker, promise)
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""

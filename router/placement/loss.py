@@ -4,22 +4,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, Queue, Span
+from router.placement.promises import NOTHING_PROMISED, Promised
 from router.placement.told_paces import NOTHING_TOLD, ToldPaces
 
 _PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
 _HARDLY: Final = 0.01  # of an objective, or of a pace: it makes no difference
-
-
-class Promised(NamedTuple):
-    """What this router promised those sequences on a worker that it has placed there."""
-
-    num_placed: int = 0
-    num_paced: int = 0  # of those, with an objective for the time between tokens
-    tightest_s: float = 0.0  # of those objectives
-    lengths: tuple[tuple[int, int], ...] = ()  # of those: tokens (0: unknown), how many
-
-
-NOTHING_PROMISED: Final = Promised()
 
 
 class Missed(NamedTuple):
@@ -57,22 +46,20 @@ class Bystanders(NamedTuple):
     def _missed(self, tpot_s: float | None, num_output_tokens: int) -> Missed:
         """Objectives that they miss because of it.
 
-        Of those that decode the worker tells how far they are, whosever they are. Others have the
-        pace that this router promised them; of those of other routers nothing is known, so they
-        are taken to have the request's, but they bar nobody.
+        Of those that decode the worker tells how far they are, whosever they are. Those of this
+        router that it has not told of have the pace that they were promised; of other routers'
+        nothing is known, so they are taken to have the request's, but they bar nobody.
         """
         promised, others, barring = self.promised, 0.0, 0.0
-        num_untold = max(0, self.pace.num_rows - self.told.num_rows)
         if tpot_s is not None:
-            num_strangers = max(0, num_untold - promised.num_placed)
+            num_strangers = max(0, self.pace.num_rows - self.told.num_rows - promised.num_placed)
             others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
-        part = min(1.0, num_untold / (promised.num_placed or 1)) if self.told.num_rows else 1.0
-        for num_tokens, num in self._lengths() if part else ():
+        for num_tokens, num in self._lengths():
             length = num_tokens or num_output_tokens
-            others += part * num * self._more_missed(promised.tightest_s, length)
+            others += num * self._more_missed(promised.tightest_s, length)
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
-                barring += part * num * self._more_missed(wide_s, length)
+                barring += num * self._more_missed(wide_s, length)
         told = self.told.more_missed(tpot_s, num_output_tokens)
         return Missed(others + told.num_all, barring + told.num_barring)
 

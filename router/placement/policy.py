@@ -18,7 +18,6 @@ from router.placement.types import (
     Placement,
     PrefillOnly,
     PrefillView,
-    Promise,
     Query,
     Seen,
     Snapshot,
@@ -138,12 +137,6 @@ class LeastLoaded:
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
         return None
-
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`. Nothing is weighed by it."""
-
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`."""
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""

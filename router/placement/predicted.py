@@ -44,7 +44,6 @@ from router.placement.loss import (
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
-from router.placement.promises import Promises
 from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.too_late import too_late
@@ -58,7 +57,6 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
-    Promise,
     Query,
     Seen,
     Snapshot,
@@ -144,22 +142,13 @@ class Predicted:
         self._overhead = Overhead()
         self._handoff_overhead = Overhead()
         self._trials = Trials()
-        self._promises = Promises()
         self._held: _Held | None = None  # that was not placed last
         self.has_declined = False  # see Policy
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._plain.forget(worker)  # promises are kept: each sequence there is yet to end
+        self._plain.forget(worker)
         self._trials.forget(worker)
-
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._promises.began(worker, promise)
-
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._promises.ended(worker, promise)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
@@ -348,8 +337,7 @@ class Predicted:
                 there = running._replace(after=running.before)
                 told = known.get(view.worker) or told_paces(beside, running, query.num_tokens)
                 told = told.beside(computed)._replace(after=told.before)  # it decodes elsewhere
-                promised = self._promises.on(view.worker)
-                toll = _toll(query, Bystanders(there, stalled_s, promised, told))
+                toll = _toll(query, Bystanders(there, stalled_s, beside.promised, told))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead.expected_s)
             late_ratio = _late_ratio(query, first)
@@ -363,9 +351,8 @@ class Predicted:
     def _target(
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
     ) -> _Target:
-        promised = self._promises.on(view.worker)
         told = told_paces(view, pace, query.num_tokens)
-        toll = _toll(query, Bystanders(pace, 0.0, promised, told))
+        toll = _toll(query, Bystanders(pace, 0.0, view.promised, told))
         num_missing = self._plain.num_missing(query, view.worker)
         step_s = pace.before.expected_s if pace.num_rows else 0.0
         is_astray = view.worker in parts.computing
@@ -427,9 +414,9 @@ class Predicted:
         if computed is None:
             return None
         first = computed.first_token.later(self._overhead.expected_s)
-        promised, told = self._promises.on(view.worker), target.told.beside(computed)
+        told = target.told.beside(computed)
         stalled_s = computed.stall_s(pace.before.expected_s)
-        toll = _toll(query, Bystanders(pace, stalled_s, promised, told))
+        toll = _toll(query, Bystanders(pace, stalled_s, view.promised, told))
         slow = slow_ratio(pace.after, query.objectives.tpot_s, target.num_output)
         come = Consequences(first, _late_ratio(query, first), pace.after, slow, (toll,))
         is_astray = bool(pace.num_rows) and view.worker in parts.decoding

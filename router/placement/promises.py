@@ -1,56 +1,102 @@
-"""What sequences of ours were promised, by worker. Pure."""
+"""What sequences of ours were promised on a worker that has not told of them yet. Pure."""
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-from router.placement.loss import NOTHING_PROMISED, Promised
-from router.placement.types import Promise, WorkerId
+from diptych.paced import Paced
 
 
-class Promises:
-    """Of each sequence that runs: it is counted from being placed until it has ended.
+class Promise(NamedTuple):
+    """What a sequence was promised when it was placed, and how long its answer should be."""
 
-    Nobody is forgotten with a worker: of one that is gone all end, and one whose Watch broke off
-    may run them all the while.
+    tpot_s: float | None = None  # None: nothing
+    num_output_tokens: int = 0  # 0: nobody knows
+
+
+class Promised(NamedTuple):
+    """What several come to."""
+
+    num_placed: int = 0
+    num_paced: int = 0  # of those, with an objective for the time between tokens
+    tightest_s: float = 0.0  # of those objectives
+    lengths: tuple[tuple[int, int], ...] = ()  # of those: tokens (0: unknown), how many
+
+
+NOTHING_PROMISED: Final = Promised()
+
+
+def promised(promises: Iterable[Promise]) -> Promised:
+    """All together. Lengths of one power of two are taken to be the least of it: there are few."""
+    num_placed, paces, lengths = 0, [], Counter[int]()
+    for tpot_s, num_tokens in promises:
+        num_placed += 1
+        if tpot_s is not None:
+            paces.append(tpot_s)
+            lengths[num_tokens and 1 << (num_tokens.bit_length() - 1)] += 1
+    return Promised(num_placed, len(paces), min(paces, default=0.0), tuple(lengths.items()))
+
+
+class OwnPromises:
+    """Of one router's sequences on one worker, from being placed there until they have ended.
+
+    Of those that decode the worker tells how far they are, so what they were promised counts
+    until it has told of them; and it told of some that have ended since.
     """
 
-    def __init__(self) -> None:
-        self._counts: dict[WorkerId, Counter[Promise]] = {}
-        self._promised: dict[WorkerId, Promised] = {}  # what these come to
+    def __init__(self, owner: str) -> None:
+        """``owner``: the router, as the worker calls it."""
+        self.num_ended = 0
+        """Of those that decoded when the worker told."""
+        self._owner = owner
+        self._untold: dict[int, Promise] = {}  # by sequence
+        self._decoding: set[int] = set()  # of these, with a token from there
+        self._told: set[int] = set()  # that decoded when it told, and have not ended
+        self._promised: Promised | None = NOTHING_PROMISED  # None: another than before
 
-    def on(self, worker: WorkerId) -> Promised:
-        """All of one worker."""
-        return self._promised.get(worker, NOTHING_PROMISED)
+    def placed(self, sequence_id: int, promise: Promise) -> None:
+        """One more is there."""
+        self._untold[sequence_id] = promise
+        self._promised = None
 
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        """One more runs there."""
-        counts = self._counts.setdefault(worker, Counter())
-        counts[_alike(promise)] += 1
-        self._promised[worker] = _sum(counts)
+    def drew(self, sequence_id: int) -> None:
+        """It has a token from there: it decodes."""
+        if sequence_id in self._untold:
+            self._decoding.add(sequence_id)
 
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """One of these runs no more."""
-        counts, alike = self._counts.get(worker), _alike(promise)
-        if counts is None or not counts[alike]:
-            return
-        counts[alike] -= 1
-        if not counts[alike]:
-            del counts[alike]
-        self._promised[worker] = _sum(counts)
-        if not counts:
-            del self._counts[worker], self._promised[worker]
+    def told(self, tightest: Iterable[Paced]) -> None:
+        """The worker said how far those are that decode, of these who can lose the least."""
+        self.num_ended = 0
+        listed = (each.sequence_id for each in tightest if each.owner == self._owner)
+        for sequence_id in [*self._decoding, *listed]:
+            if self._untold.pop(sequence_id, None) is not None:
+                self._told.add(sequence_id)
+                self._promised = None
+        self._decoding.clear()
 
+    def over(self, sequence_id: int) -> None:
+        """It is there no more. Idempotent."""
+        if self._untold.pop(sequence_id, None) is not None:
+            self._promised = None
+        elif sequence_id in self._told:
+            self._told.remove(sequence_id)
+            self.num_ended += 1
+        self._decoding.discard(sequence_id)
 
-def _alike(promise: Promise) -> Promise:
-    """Lengths of one power of two are taken to be the least of it: there are few of them."""
-    num_tokens = promise.num_output_tokens
-    return promise._replace(num_output_tokens=num_tokens and 1 << (num_tokens.bit_length() - 1))
+    def clear(self) -> None:
+        """All are over."""
+        for sequence_id in [*self._untold, *self._told]:
+            self.over(sequence_id)
 
+    def still_there(self, tightest: Iterable[Paced]) -> tuple[Paced, ...]:
+        """Of those that the worker told of, without ours that have ended since."""
+        return tuple(
+            each for each in tightest if each.owner != self._owner or each.sequence_id in self._told
+        )
 
-def _sum(counts: Counter[Promise]) -> Promised:
-    paces, lengths = [], Counter[int]()
-    for promise, num in counts.items():
-        if promise.tpot_s is not None:
-            paces.append(promise.tpot_s)
-            lengths[promise.num_output_tokens] += num
-    told = tuple(lengths.items())
-    return Promised(counts.total(), lengths.total(), min(paces, default=0.0), told)
+    @property
+    def promised(self) -> Promised:
+        """Of those that the worker has not told of."""
+        if self._promised is None:
+            self._promised = promised(self._untold.values())
+        return self._promised

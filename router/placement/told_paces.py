@@ -37,7 +37,7 @@ class MoreMissed(NamedTuple):
 class ToldPaces(NamedTuple):
     """As of when the worker told. Times in s."""
 
-    num_rows: int  # that decoded then
+    num_rows: int  # that decoded then, and do still
     ones: tuple[_One, ...]  # of these, who can lose the least
     before: Span  # between two tokens, but for prompts; as it is
     after: Span  # with one sequence more
@@ -97,4 +97,4 @@ def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldP
         token_s = left_s / paced.num_more
         missed = 0.0 if token_s > surely_s else before.miss_ratio(token_s)
         ones.append(_One(paced, left_s, missed))
-    return ToldPaces(engine.work.num_decode_rows, tuple(ones), before, plain.after, queued_s)
+    return ToldPaces(engine.num_told_rows, tuple(ones), before, plain.after, queued_s)

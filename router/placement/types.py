@@ -13,6 +13,7 @@ from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.own_sequences import NO_SHARES, Shares
 from router.placement.place import NOWHERE, Place
+from router.placement.promises import NOTHING_PROMISED, Promised
 
 _LEAST_PLACES: Final = 16  # of a decode worker that keeps the last for whoever has little
 
@@ -41,8 +42,14 @@ class EngineView:
     paced: tuple[Paced, ...] | None = None  # who can lose the least; None: it does not say
     num_departed_tokens: int = 0  # of this router's prompts, that were sent since
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
+    num_ended_rows: int = 0  # of this router's sequences that decoded then, and have ended
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
     heard_s: float = 0.0  # when it told, by our clock
+
+    @property
+    def num_told_rows(self) -> int:
+        """That decoded when it told, and do still."""
+        return max(0, self.work.num_decode_rows - self.num_ended_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,7 @@ class DecodeView:
     worker: WorkerId
     num_sequences: int  # all routers' together
     own_shares: Shares = NO_SHARES  # of this router's of these
+    promised: Promised = NOTHING_PROMISED  # to those of its that the worker has not told of
     max_model_len: int
     local_prefill: bool  # may compute prompts itself
     proven: frozenset[str]  # incarnations of the prefill workers it can pull from
@@ -204,13 +212,6 @@ class Objectives(NamedTuple):
 
 
 NO_OBJECTIVES: Final = Objectives()
-
-
-class Promise(NamedTuple):
-    """What a sequence was promised when it was placed, and how long its answer should be."""
-
-    tpot_s: float | None = None  # None: nothing
-    num_output_tokens: int = 0  # 0: nobody knows
 
 
 class Seen(NamedTuple):
@@ -403,14 +404,6 @@ class Policy(Protocol):
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """What spoke for ``placement``, which ``place`` has just answered to the same."""
-        ...
-
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        """A sequence of this router that was promised that is to decode there."""
-        ...
-
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        """It does not any more."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

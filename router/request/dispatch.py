@@ -19,7 +19,6 @@ from router.placement.types import (
     Forecast,
     Paired,
     Placement,
-    Promise,
     Query,
     Unreachable,
     Why,
@@ -56,7 +55,6 @@ class _Lease:
 class _Reservation:
     link: DecodeLink
     worker: WorkerId
-    promise: Promise
 
 
 class Dispatch:
@@ -272,9 +270,7 @@ class Dispatch:
         )
         if link is None or not link.reserve(reserve, listener):
             return False
-        promise = Promise(self._request.claim.tpot_s, self._num_expected(len(emitted)))
-        self._reservations[action.sequence_id] = _Reservation(link, action.worker, promise)
-        self._services.policy.began(action.worker, promise)
+        self._reservations[action.sequence_id] = _Reservation(link, action.worker)
         self._asked_half(action.worker)
         return True
 
@@ -379,7 +375,6 @@ class Dispatch:
         if held is not None:
             self._forget_second_half()
             self._settle_reservation(sequence_id, held)
-            self._services.policy.ended(held.worker, held.promise)
         return held
 
     def _tokens_came(self, sequence_id: int) -> None:

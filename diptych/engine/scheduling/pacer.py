@@ -121,6 +121,7 @@ class Pacer:
                 max(0.0, now_s - began.at_s),
                 max(0, seq.num_tokens - began.num_tokens),
                 seq.num_expected_tokens - seq.num_output_tokens,
+                *seq.key,
             )
             for seq, began in self._began.items()
             if seq.tpot_s and seq.state is not SequenceState.FINISHED

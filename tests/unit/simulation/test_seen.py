@@ -16,8 +16,10 @@ from diptych.v1 import common_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
+from router.placement.promises import Promise, promised
 from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.world import World, proven
+from tests.unit.router.request.dispatch_world import Deaf
 from tests.unit.simulation.small import SMALL, VARIED
 
 BYTES_PER_S = 2e9  # of the world's pairs
@@ -49,7 +51,7 @@ class Mirrored:
             else:
                 sources = {f"{each}-1": BYTES_PER_S for each in computing if each != address}
                 self.decode[address] = DecodeSeen(
-                    worker, told, sources, SHIPPED, lambda is_news: None
+                    worker, told, sources, SHIPPED, lambda is_news: None, "r1"
                 )
             if address == soft:
                 beside = PrefillSeen(worker, told, RouterLimits().runway, lambda is_news: None)
@@ -113,13 +115,32 @@ class Mirrored:
         self.prefill[address].loaded(backlog.own(worker), self.agenda.now_s)
         self.engines[address].add_prefill(seq, lambda update: None)
 
-    def send_sequence(self, address: str, num_tokens: int) -> None:
-        """To a decode worker, which computes its prompt."""
+    def send_sequence(self, address: str, num_tokens: int) -> int:
+        """To a decode worker, which computes its prompt; what it is called."""
         seq = self._sequence(num_tokens, prefill_only=False)
-        self.world.reserve(WorkerId(address, f"{address}-1"), num_tokens=num_tokens)
-        self.decode[address].asked(self._number, b"somebody", num_tokens)
+        number = self.world.reserve(
+            WorkerId(address, f"{address}-1"),
+            num_tokens=num_tokens,
+            tpot_s=seq.tpot_s,
+            num_expected=seq.num_expected_tokens,
+            listener=Deaf(),
+        )
+        seq.key = SequenceKey("r1", number)
+        promise = Promise(seq.tpot_s, seq.num_expected_tokens)
+        self.decode[address].asked(number, b"somebody", num_tokens, promise)
         self.engines[address].reserve(seq, lambda update: None)
         self.engines[address].start(seq, [])
+        return number
+
+    def drew(self, address: str, number: int) -> None:
+        """A token of it is heard of."""
+        self.world.draws(address, number)
+        self.decode[address].drew_first(number)
+
+    def ended(self, address: str, number: int) -> None:
+        """Its end is heard of."""
+        self.world.ends(address, number)
+        self.decode[address].ended(number)
 
     def computed(self, address: str, number: int) -> None:
         """A prompt is heard of that a prefill worker has computed."""
@@ -218,6 +239,28 @@ def test_views_are_those_of_the_real_members(mirrored: Mirrored) -> None:
     engines = [view.engine for view in ours.prefill] + [view.engine for view in ours.decode]
     assert any(engine and engine.prefill_age_s is not None for engine in engines)
     assert any(view.engine and view.engine.paced for view in ours.decode)
+
+
+def test_whose_end_came_since_is_told_of_no_more() -> None:
+    """And who came since counts by what it was promised, until the worker tells of it."""
+    both = Mirrored(0, 1)
+    first, second = both.send_sequence("d0:1", 30), both.send_sequence("d0:1", 40)
+    both.agenda.at(2.0, lambda: None)
+    both.agenda.run(2.0)
+    both.drew("d0:1", first)
+    both.drew("d0:1", second)
+    both.tell("d0:1")
+    both.send_sequence("d0:1", 50)
+    both.ended("d0:1", first)
+    theirs, ours = real(both), both.simulated()
+    assert ours.decode == theirs.decode
+    (view,) = ours.decode
+    assert view.engine is not None
+    assert view.engine.paced is not None
+    assert [each.sequence_id for each in view.engine.paced] == [second]
+    assert view.engine.work.num_decode_rows == 2
+    assert view.engine.num_told_rows == 1
+    assert view.promised == promised([Promise(0.5, 30)])
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "predicted"])

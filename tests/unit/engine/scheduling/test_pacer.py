@@ -52,15 +52,18 @@ def test_who_decodes_and_asked_for_a_pace_is_told_of_with_how_far_it_is() -> Non
     for seq in (asking, ended, *others):
         seq.token_ids += [1]  # its first
     pacer.note([asking, ended, *others], 10.0)
-    assert pacer.paced(10.0) == [Paced(0.05, 0.0, 0, 29), Paced(0.05, 0.0, 0, 1)]
+    assert pacer.paced(10.0) == [
+        Paced(0.05, 0.0, 0, 29, *asking.key),
+        Paced(0.05, 0.0, 0, 1, *ended.key),
+    ]
     for seq in (asking, ended, *others):
         seq.token_ids += [1] * 8
     ended.state = SequenceState.FINISHED
-    assert pacer.paced(10.25) == [Paced(0.05, 0.25, 8, 21)]
+    assert pacer.paced(10.25) == [Paced(0.05, 0.25, 8, 21, *asking.key)]
     pacer.note([], 11.0)  # it lost its place, and begins anew: what is to come is what is left
     pacer.note([asking], 12.0)
     asking.token_ids += [1]
-    assert pacer.paced(12.5) == [Paced(0.05, 0.5, 1, 20)]
+    assert pacer.paced(12.5) == [Paced(0.05, 0.5, 1, 20, *asking.key)]
 
 
 def test_who_was_handed_over_has_waited_since_its_first_token() -> None:
@@ -69,10 +72,10 @@ def test_who_was_handed_over_has_waited_since_its_first_token() -> None:
     seq.token_ids += [1]
     seq.emitted_s = 9.75
     pacer.note([seq], 10.0)
-    assert pacer.paced(10.25) == [Paced(0.05, 0.5, 0, 29)]
+    assert pacer.paced(10.25) == [Paced(0.05, 0.5, 0, 29, *seq.key)]
     pacer.note([], 11.0)
     pacer.note([seq], 12.0)
-    assert pacer.paced(12.25) == [Paced(0.05, 0.25, 0, 29)]
+    assert pacer.paced(12.25) == [Paced(0.05, 0.25, 0, 29, *seq.key)]
     early = make_sequence(9, tpot_s=0.05)
     early.emitted_s = 13.0  # by a step that is planned ahead
     pacer.note([early], 12.5)
@@ -84,7 +87,7 @@ def test_who_goes_on_behind_tokens_drawn_elsewhere_has_so_many_fewer_to_come() -
     seq.token_ids += [1] * 400
     pacer.note([seq], 10.0)
     seq.token_ids += [1] * 20
-    assert pacer.paced(11.0) == [Paced(0.05, 1.0, 20, 108)]
+    assert pacer.paced(11.0) == [Paced(0.05, 1.0, 20, 108, *seq.key)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
-from router.cluster.decode_link import DecodeLink
+from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
@@ -66,16 +66,37 @@ class World:
         to_pull: bool = False,
         payer: bytes = b"somebody",
         is_started: bool = False,
-    ) -> None:
-        """One sequence of ours on ``worker``."""
+        tpot_s: float = 0.0,
+        num_expected: int = 0,
+        listener: ReservationListener | None = None,
+    ) -> int:
+        """One sequence of ours on ``worker``; what it is called."""
         index = self.decode.index(worker.address)
         sequence_id = next(self._next_id)
-        spec = common_pb2.SequenceSpec(token_ids=range(num_tokens), payer=payer)
+        spec = common_pb2.SequenceSpec(
+            token_ids=range(num_tokens),
+            num_prompt_tokens=num_tokens,
+            payer=payer,
+            tpot_s=tpot_s,
+            num_expected_tokens=num_expected,
+        )
         reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
-        assert self.links[index].reserve(reserve, LastWords())
+        assert self.links[index].reserve(reserve, listener or LastWords())
         self.sequence_ids[index].append(sequence_id)
         if is_started:
             self.links[index].start(decode_pb2.Start(sequence_id=sequence_id))
+        return sequence_id
+
+    def draws(self, address: str, sequence_id: int) -> None:
+        """A token of it comes."""
+        tokens = decode_pb2.SequenceTokens(sequence_id=sequence_id, token_ids=[5])
+        step = decode_pb2.StepTokens(sequences=[tokens])
+        self.links[self.decode.index(address)]._handle(decode_pb2.DecodeEvent(step=step))
+
+    def ends(self, address: str, sequence_id: int) -> None:
+        """It is over."""
+        ended = decode_pb2.Ended(sequence_id=sequence_id)
+        self.links[self.decode.index(address)]._handle(decode_pb2.DecodeEvent(ended=ended))
 
     def says(self, address: str, **changes: object) -> None:
         """The worker at ``address`` sends a state: ready, all its pairs proven, no load."""

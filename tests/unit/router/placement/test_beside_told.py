@@ -8,6 +8,7 @@ import pytest
 from diptych.paced import Paced
 from diptych.step_model import StepWork
 from router.placement.forecast import PrefillForecast, Span, of_decode
+from router.placement.promises import Promise, promised
 from router.placement.told_paces import told_paces
 from router.placement.types import (
     DecodeOnly,
@@ -15,7 +16,6 @@ from router.placement.types import (
     Objectives,
     Outlook,
     Paired,
-    Promise,
     Snapshot,
 )
 from tests.unit.router.placement.predicted_world import P1, made, view_p
@@ -33,11 +33,9 @@ from tests.unit.router.placement.test_told_paces import (
 
 def chosen(view: DecodeView, *promises: Promise) -> Outlook:
     """Beside those, for a prompt that is not refused; 40 tokens cannot bear its half a second."""
-    policy = made()
-    for promise in promises:
-        policy.began(view.worker, promise)
+    view = dataclasses.replace(view, promised=promised(promises))
     query = dataclasses.replace(QUERY, num_output_tokens=40, may_refuse=False)
-    placement = policy.place(query, Snapshot(decode=(view,), has_prefill_pool=False))
+    placement = made().place(query, Snapshot(decode=(view,), has_prefill_pool=False))
     assert isinstance(placement, DecodeOnly)
     assert placement.forecast is not None
     return placement.forecast.chosen
@@ -121,9 +119,27 @@ def test_of_those_that_are_not_told_of_no_more_were_promised_a_pace_than_were_pl
     assert outlook.num_barring == pytest.approx(1.0, abs=0.01)
 
 
-def test_of_promises_only_those_bar_that_are_not_told_of() -> None:
+def test_who_is_not_told_of_bars_as_it_was_promised() -> None:
     view = dataclasses.replace(worker(*[in_time()] * 4), num_sequences=5)
-    assert chosen(view, *[Promise(0.02, 40)] * 5).num_barring == pytest.approx(1.0, abs=0.01)
+    assert chosen(view, Promise(0.02, 40)).num_barring == pytest.approx(1.0, abs=0.01)
+
+
+def test_who_has_ended_since_hides_nobody_who_came_since() -> None:
+    """The worker told of one that decodes; that one is over, and another one is at its prompt."""
+    view = told_as(worker(in_time()), paced=(), num_ended_rows=1)
+    assert chosen(view, Promise(0.02, 40)).num_barring == pytest.approx(1.0, abs=0.01)
+    assert chosen(view).num_missed == pytest.approx(1.0, abs=0.01), "a stranger"
+
+
+def test_who_has_ended_since_slows_nobody() -> None:
+    told = told_as(worker(*[in_time()] * 4), model=ROWS_COST)
+    left = dataclasses.replace(told_as(told, num_ended_rows=3), num_sequences=1)
+    four, one = of_decode(told, 100), of_decode(left, 100)
+    alone = of_decode(told_as(worker(in_time()), model=ROWS_COST), 100)
+    assert four is not None
+    assert one is not None
+    assert one == alone
+    assert one.after.expected_s < four.before.expected_s
 
 
 def test_where_nothing_is_told_all_promises_count() -> None:
@@ -138,11 +154,8 @@ def test_where_it_is_told_that_nobody_has_a_pace_nobody_can_miss_one() -> None:
 
 
 def test_whoever_decodes_without_a_pace_or_has_lost_it_is_told_of_too() -> None:
-    """All promises are of those."""
     view = told_as(worker(in_time()), work=StepWork(3, 1500))
     view = dataclasses.replace(view, num_sequences=3)
-    assert chosen(view, *[Promise(0.02, 40)] * 2, Promise()).num_barring == pytest.approx(
-        0.0, abs=0.01
-    )
+    assert chosen(view).num_missed == pytest.approx(0.0, abs=0.01)
     lost = told_as(worker(in_time()), paced=())
-    assert chosen(lost, Promise(0.02, 40)).num_barring == pytest.approx(0.0, abs=0.01)
+    assert chosen(lost).num_missed == pytest.approx(0.0, abs=0.01)

@@ -10,7 +10,8 @@ from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.types import Objectives, Paired, Promise, Query, Seen, Snapshot
+from router.placement.promises import Promise, promised
+from router.placement.types import Objectives, Paired, Query, Seen, Snapshot
 from tests.unit.router.placement.predicted_world import D1, MODEL, P1, P2, QUERY, view_d, view_p
 
 SLOW = StepModel(StepCost(), StepCost(5.0, 0.0, 0.0, 0.001, 0.0, 1.2, 100))
@@ -67,14 +68,11 @@ def test_what_was_promised_counts_whoever_runs_there() -> None:
     before = policy.place(replace(wants, may_refuse=False), snapshot)
     assert isinstance(before, Paired)
     assert before.forecast is not None
-    policy.began(D1, Promise())
-    policy.began(D1, Promise(pace_s, 100))
-    after = policy.place(replace(wants, may_refuse=False), snapshot)
+    told = replace(view, promised=promised([Promise(), Promise(pace_s, 100)]))
+    after = policy.place(replace(wants, may_refuse=False), replace(snapshot, decode=(told,)))
     assert isinstance(after, Paired)
     assert after.forecast is not None
     assert after.forecast.chosen.num_barring > before.forecast.chosen.num_barring
-    policy.ended(D1, Promise(pace_s, 100))
-    policy.forget(D1)
 
 
 def test_the_guard_hears_of_those_that_want_something() -> None:

@@ -11,6 +11,7 @@ from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.overhead import Overhead
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
+from router.placement.promises import Promise, promised
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
@@ -18,7 +19,6 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
-    Promise,
     Snapshot,
     Unreachable,
     Why,
@@ -327,10 +327,9 @@ def paced(
     num: int, tpot_s: float | None, policy: Predicted, own_s: float = 0.1
 ) -> Placement | None:
     """One beside so many that were promised ``tpot_s``; about 0.09 s are foretold."""
-    for _ in range(num):
-        policy.began(D1, Promise(tpot_s))
+    view = dataclasses.replace(view_d(D1, 5), promised=promised([Promise(tpot_s)] * num))
     asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, own_s), may_refuse=True)
-    return policy.place(asked, Snapshot((view_p(P1),), (view_d(D1, 5),)))
+    return policy.place(asked, Snapshot((view_p(P1),), (view,)))
 
 
 def test_others_hold_one_by_what_was_promised_to_them() -> None:
@@ -339,26 +338,16 @@ def test_others_hold_one_by_what_was_promised_to_them() -> None:
     assert isinstance(paced(5, None, made()), Paired), "nothing was"
     assert isinstance(paced(5, 0.1, made(), 0.3), Paired), "they wanted more than any of its kind"
     assert isinstance(paced(0, None, made()), Paired), "nothing that this router knows of"
-    over = made()
-    assert paced(5, 0.1, over) is None
-    for _ in range(6):
-        over.ended(D1, Promise(0.1))
-    assert isinstance(paced(0, None, over), Paired), "they ended"
 
 
 def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 5), view_d(D2, 7)))
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
-    for _ in range(5):
-        policy.began(D1, Promise(0.1))
+    paced = dataclasses.replace(snapshot.decode[0], promised=promised([Promise(0.1)] * 5))
+    snapshot = dataclasses.replace(snapshot, decode=(paced, snapshot.decode[1]))
     assert policy.place(QUERY, snapshot) == Paired(P1, D2)
     held = dataclasses.replace(QUERY, may_refuse=True)
     assert policy.place(held, snapshot) is not None, "but it is never held for them"
-    policy.forget(D1)
-    assert policy.place(QUERY, snapshot) == Paired(P1, D2), "its Watch broke off: they run on"
-    for _ in range(5):
-        policy.ended(D1, Promise(0.1))
-    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
 
 
 def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> None:

@@ -7,15 +7,16 @@ import pytest
 from diptych.step_model import NUM_KNOWN_STEPS, StepModel, StepWork
 from router.placement import predicted
 from router.placement.forecast import PrefillForecast, of_prefill
+from router.placement.promises import Promise, promised
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
     Forecast,
     Objectives,
     Paired,
+    Placement,
     PrefillOnly,
     PrefillView,
-    Promise,
     Snapshot,
     Why,
     WorkerId,
@@ -103,12 +104,15 @@ def test_a_worker_of_both_roles_whose_sequences_would_wait_is_no_better_than_a_q
 
 def test_the_paces_of_those_who_decode_where_a_prompt_would_be_computed_count() -> None:
     snapshot = Snapshot((view_p(P1), view_p(P2, 2000)), (view_d(P1, 1, MODEL), view_d(D1)))
-    policy = made()
-    policy.began(P1, Promise(None))
-    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
-    policy.ended(P1, Promise(None))
-    policy.began(P1, Promise(0.05))
-    assert policy.place(QUERY, snapshot) == Paired(P2, D1)
+
+    def placed(promise: Promise) -> Placement | None:
+        beside = dataclasses.replace(snapshot.decode[0], promised=promised([promise]))
+        return made().place(
+            QUERY, dataclasses.replace(snapshot, decode=(beside, snapshot.decode[1]))
+        )
+
+    assert placed(Promise(None)) == Paired(P1, D1)
+    assert placed(Promise(0.05)) == Paired(P2, D1)
 
 
 def test_a_decode_worker_with_many_sequences_does_not_stall_them() -> None:
@@ -246,14 +250,13 @@ def test_who_is_handed_over_waits_for_prompts_that_are_computed_there() -> None:
 def test_what_a_prompt_costs_those_beside_it_goes_with_the_length_of_their_answers() -> None:
     """Not of its own: a second is much for ten tokens, and little for a thousand."""
     query = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
-    snapshot = Snapshot((), (view_d(D1, 1, MODEL),), has_prefill_pool=False)
+    view, asked = view_d(D1, 1, MODEL), dataclasses.replace(query, num_output_tokens=100)
     for num_output, is_held in ((10, True), (1000, False), (0, False)):
-        policy = made()
-        policy.began(D1, Promise(0.1, num_output))
-        asked = dataclasses.replace(query, num_output_tokens=100)
-        assert (policy.place(asked, snapshot) is None) == is_held
-        policy.ended(D1, Promise(0.1, num_output))
-        assert policy.place(asked, snapshot) is not None
+        told = dataclasses.replace(view, promised=promised([Promise(0.1, num_output)]))
+        snapshot = Snapshot((), (told,), has_prefill_pool=False)
+        assert (made().place(asked, snapshot) is None) == is_held
+    free = Snapshot((), (view,), has_prefill_pool=False)
+    assert made().place(asked, free) is not None
 
 
 def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:

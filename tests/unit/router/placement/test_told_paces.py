@@ -7,6 +7,7 @@ import pytest
 
 from diptych.paced import Paced
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.promises import Promise, promised
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
@@ -15,7 +16,6 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
-    Promise,
     Query,
     Snapshot,
 )
@@ -110,23 +110,17 @@ def test_of_two_workers_it_goes_where_nobody_loses_its_pace() -> None:
 @pytest.mark.parametrize("num_sent", [0, 4])
 def test_those_that_were_sent_since_count_by_what_they_were_promised(num_sent: int) -> None:
     """Each expects 40 tokens, so that half a second is more than it gains."""
-    policy = made()
-    for _ in range(1 + num_sent):
-        policy.began(D1, Promise(0.02, 40))
-    view = worker(in_time())
-    view = dataclasses.replace(view, num_sequences=1 + num_sent)
-    placement = policy.place(QUERY, Snapshot(decode=(view,), has_prefill_pool=False))
-    assert (placement is None) == bool(num_sent)
+    sent = promised([Promise(0.02, 40)] * num_sent)
+    view = dataclasses.replace(worker(in_time()), num_sequences=1 + num_sent, promised=sent)
+    assert (placed(view) is None) == bool(num_sent)
 
 
 def test_of_a_worker_that_does_not_tell_those_promises_are_all_that_is_known() -> None:
-    policy = made()
-    policy.began(D1, Promise(0.02, 40))
     view = worker(in_time())
     assert view.engine is not None
     silent = dataclasses.replace(view.engine, paced=None)
-    view = dataclasses.replace(view, engine=silent)
-    assert policy.place(QUERY, Snapshot(decode=(view,), has_prefill_pool=False)) is None
+    there = promised([Promise(0.02, 40)])
+    assert placed(dataclasses.replace(view, engine=silent, promised=there)) is None
 
 
 def test_what_prompts_take_of_the_time_of_both_roles_is_in_how_far_they_are() -> None:
@@ -213,13 +207,10 @@ def test_who_only_computes_a_prompt_takes_no_place_among_those_that_decode() -> 
     assert placement.prefill == D1
 
 
-def test_of_those_that_were_promised_a_pace_only_who_is_not_told_of_counts_by_that() -> None:
-    policy = made()
-    for _ in range(5):
-        policy.began(D1, Promise(0.02, 40))  # one prompt is more than that bears
-    view = dataclasses.replace(worker(*[in_time()] * 4), num_sequences=5)
-    served = dataclasses.replace(QUERY, may_refuse=False)
-    placement = policy.place(served, Snapshot(decode=(view,), has_prefill_pool=False))
+def test_who_is_told_of_counts_by_that_and_who_is_not_by_what_it_was_promised() -> None:
+    there = promised([Promise(0.02, 40)])  # one prompt is more than that bears
+    view = dataclasses.replace(worker(*[in_time()] * 4), num_sequences=5, promised=there)
+    placement = placed(view, query=dataclasses.replace(QUERY, may_refuse=False))
     assert isinstance(placement, DecodeOnly)
     assert placement.forecast is not None
     assert placement.forecast.chosen.num_missed == pytest.approx(1.0, abs=0.01)

@@ -16,6 +16,7 @@ from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
+from router.placement.promises import NOTHING_PROMISED, Promise, Promised, promised
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -24,7 +25,6 @@ from router.placement.types import (
     Paired,
     Placement,
     PrefillView,
-    Promise,
     Query,
     Snapshot,
     Unreachable,
@@ -223,21 +223,11 @@ async def test_of_what_broke_between_its_first_token_and_its_second_no_gap_is_to
 
 
 class Local(Foreteller):
-    """Has decode workers compute prompts, and remembers to whom what pace was promised."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.promised: list[tuple[WorkerId, Promise]] = []
+    """Has decode workers compute prompts."""
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
         outlook = Outlook(None, DECODE, 0.5, 0.05, 0.0, 9.0)
         return DecodeOnly(DECODE, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
-
-    def began(self, worker: WorkerId, promise: Promise) -> None:
-        self.promised.append((worker, promise))
-
-    def ended(self, worker: WorkerId, promise: Promise) -> None:
-        self.promised.remove((worker, promise))
 
 
 async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -> None:
@@ -296,21 +286,24 @@ async def test_workers_are_told_what_is_promised(
 async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
     world: World,
 ) -> None:
-    policy = Local()
-    world.services = replace(world.services, policy=policy)
+    def told() -> Promised:
+        link = world.cluster.decode_link(DECODE)
+        assert link is not None
+        return link.promises.promised
+
+    world.services = replace(world.services, policy=Local())
     world.welcomes(DECODE)
     request = made(world, Claim(tpot_s=0.04))
     for sequence_id in (1, 2, 3):
         reserve = actions.Reserve(DECODE, sequence_id, 0, to_pull=False)
         assert request.reserve(reserve, (), Deaf())
     promise = Promise(0.04, 50)
-    assert policy.promised == [(DECODE, promise)] * 3
+    assert told() == promised([promise] * 3)
     request.release(1)
     request.release(1)
-    request.heard(events.ReservationLost(2, "it is gone"))
-    assert policy.promised == [(DECODE, promise)]
+    assert told() == promised([promise] * 2)
     request.close_all()
-    assert not policy.promised
+    assert told() == NOTHING_PROMISED
 
 
 @pytest.mark.parametrize(

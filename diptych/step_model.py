@@ -4,10 +4,12 @@ Learned by a worker from its own steps (:mod:`diptych.engine.scheduling.step_lea
 Watch, and used by routers to look ahead.
 """
 
-from typing import NamedTuple
+import math
+from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
 
+ROW_COUNTS: Final = (2, 8, 32, 128)  # beyond each of which a step's rows may cost more
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
 _MOST_S = 1e6  # that a worker may say of any part of a step
 
@@ -46,6 +48,8 @@ class StepWork(NamedTuple):
 class StepCost(NamedTuple):
     """Seconds of one kind of step: so many for itself, and so many for each part of its work.
 
+    The first rows wait for the bytes of the weights and are nearly free, later ones compute: each
+    beyond one of ``ROW_COUNTS`` costs ``more_row_s`` in addition; where there are none, nothing.
     Nine of ten steps took at most ``upper_ratio`` times that.
     """
 
@@ -56,6 +60,7 @@ class StepCost(NamedTuple):
     attention_pair_s: float = 0.0
     upper_ratio: float = 1.0
     num_steps: int = 0  # it was learned from
+    more_row_s: tuple[float, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -63,14 +68,40 @@ class StepCost(NamedTuple):
         return self.num_steps >= NUM_KNOWN_STEPS and any(self[:5])
 
     def expected_s(self, work: StepWork, num_steps: int = 1) -> float:
-        """Of ``work``, done in so many steps."""
+        """Of ``work``, done in so many steps that have as many rows each."""
         return (
             num_steps * self.fixed_s
-            + work.num_decode_rows * self.row_s
+            + self.rows_s(work.num_decode_rows, num_steps)
             + work.num_context_tokens * self.context_token_s
             + work.num_prefill_tokens * self.prefill_token_s
             + work.num_attention_pairs * self.attention_pair_s
         )
+
+    def rows_s(self, num_rows: float, num_steps: int = 1) -> float:
+        """Of what :meth:`expected_s` is, the part of so many rows without their context."""
+        rows_s = num_rows * self.row_s
+        for count, more_s in zip(ROW_COUNTS, self.more_row_s, strict=False):
+            num_beyond = num_rows - num_steps * count
+            if num_beyond <= 0:
+                break
+            rows_s += num_beyond * more_s
+        return rows_s
+
+    def more_rows(self, left_s: float, num_there: int, num_context_tokens: float) -> float:
+        """So many rows, each with so many tokens of context, a step can have beside those that are
+        there, in ``left_s``; a part of one counts. inf: they cost nothing.
+        """
+        if left_s < 0.0:
+            return 0.0
+        row_s, num = self.row_s + num_context_tokens * self.context_token_s, float(num_there)
+        for count, more_s in zip(ROW_COUNTS, self.more_row_s, strict=False):
+            if count > num:
+                until_s = (count - num) * row_s
+                if left_s < until_s:
+                    break
+                left_s, num = left_s - until_s, float(count)
+            row_s += more_s
+        return num - num_there + (left_s / row_s if row_s > 0.0 else math.inf)
 
 
 class StepModel(NamedTuple):
@@ -110,9 +141,20 @@ def num_pairs(start: int, end: int) -> int:
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
+def rows_beyond(num_rows: int) -> tuple[int, ...]:
+    """Of the rows of a step those beyond each of ``ROW_COUNTS``."""
+    return tuple(max(0, num_rows - count) for count in ROW_COUNTS)
+
+
 def _cost(told: worker_pb2.StepCost) -> StepCost:
-    """What is no time at all is not known. Nine of ten steps take no less than expected."""
-    cost = StepCost(*(getattr(told, name) for name in StepCost._fields))
-    if not all(0.0 <= each <= _MOST_S for each in cost[:-1]):  # nor is what is not a number
+    """What is no time at all is not known. Nine of ten steps take no less than expected.
+
+    A newer worker may tell of larger counts of rows.
+    """
+    told_s = (told.fixed_s, told.row_s, told.context_token_s, told.prefill_token_s)
+    more_row_s = tuple(told.more_row_s[: len(ROW_COUNTS)])
+    cost = StepCost(*told_s, told.attention_pair_s, told.upper_ratio, told.num_steps, more_row_s)
+    parts = (*cost[:5], cost.upper_ratio, *more_row_s)
+    if not all(0.0 <= each <= _MOST_S for each in parts):  # nor is what is not a number
         return StepCost()
     return cost._replace(upper_ratio=max(1.0, cost.upper_ratio))

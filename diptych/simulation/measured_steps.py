@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
-from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
+from diptych.step_model import NUM_KNOWN_STEPS, ROW_COUNTS, StepCost, StepModel
 
 DEMO_NAME = "the demo model, float32 on one core (fitted to docs/benchmarks.md, noise assumed)"
 # Decode of 1, 8 and 16 sequences at a context of 512: 43, 68 and 94 ms; prefill of 512 and 2,048
@@ -25,7 +25,7 @@ def read_steps(path: Path) -> StepModel:
     """
     try:
         told = json.loads(path.read_text())["step_model"]
-        model = StepModel(_cost(told["decode"]), _cost(told["prefill"]))
+        model = StepModel(cost_of(told["decode"]), cost_of(told["prefill"]))
     except OSError as error:
         raise ConfigurationError(f"--steps: {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -42,14 +42,19 @@ def text(model: StepModel) -> str:
     return json.dumps({"step_model": costs}, indent=1) + "\n"
 
 
-def _cost(told: object) -> StepCost:
+def cost_of(told: object) -> StepCost:
+    """As such a file has it; what is left out is 0. Raises ValueError, TypeError."""
     if not isinstance(told, dict):
         raise ValueError("a cost is a table of numbers")
     unknown = set(told) - set(_NAMES)
     if unknown:
         raise ValueError(f"no such part of a cost: {min(unknown)}")
-    values: dict[str, float] = {str(name): float(value) for name, value in told.items()}
-    if not all(math.isfinite(value) and value >= 0 for value in values.values()):
+    more_row_s = told.get("more_row_s", ())
+    if not isinstance(more_row_s, list | tuple) or len(more_row_s) > len(ROW_COUNTS):
+        raise ValueError(f"more_row_s is no list of {len(ROW_COUNTS)} numbers")
+    more = tuple(map(float, more_row_s))
+    values = {str(name): float(value) for name, value in told.items() if name != "more_row_s"}
+    if not all(math.isfinite(value) and value >= 0 for value in (*values.values(), *more)):
         raise ValueError("a cost is below 0 or not finite")
     cost = StepCost()._replace(**values)  # type: ignore[arg-type]
-    return cost._replace(num_steps=int(cost.num_steps))
+    return cost._replace(num_steps=int(cost.num_steps), more_row_s=more)

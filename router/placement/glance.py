@@ -58,9 +58,8 @@ def looks_apart_s(view: DecodeView) -> float:
     engine = view.engine
     if engine is None:
         return 0.0
-    cost = engine.model.decode
-    there_s = cost.fixed_s + view.num_sequences * cost.row_s
-    return there_s + engine.work.num_context_tokens * cost.context_token_s
+    there = StepWork(view.num_sequences, engine.work.num_context_tokens)
+    return engine.model.decode.expected_s(there)
 
 
 def has_all_room(snapshot: Snapshot) -> bool:

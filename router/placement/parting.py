@@ -58,18 +58,20 @@ class Mix(NamedTuple):
     def answer_s(self, cost: StepCost, max_num_seqs: int, tpot_s: float) -> float:
         """What one takes of a worker that decodes as many at a time as nine of ten keep pace."""
         num_rows = self.num_rows(cost, max_num_seqs, tpot_s)
-        return self.num_output_tokens * (cost.fixed_s / num_rows + self._row_s(cost))
+        shared_s = (cost.fixed_s + cost.rows_s(num_rows)) / num_rows
+        own_s = self._num_context_tokens * cost.context_token_s
+        return self.num_output_tokens * (shared_s + own_s)
 
     def num_rows(self, cost: StepCost, max_num_seqs: int, tpot_s: float) -> float:
         """Answers at a time of which nine of ten keep that pace, one at the least."""
-        row_s = self._row_s(cost)
-        if row_s <= 0.0:
-            return float(max_num_seqs)
-        return max(1.0, min(max_num_seqs, (tpot_s / cost.upper_ratio - cost.fixed_s) / row_s))
+        left_s = tpot_s / cost.upper_ratio - cost.fixed_s
+        num_rows = cost.more_rows(left_s, 0, self._num_context_tokens)
+        return max(1.0, min(max_num_seqs, num_rows))
 
-    def _row_s(self, cost: StepCost) -> float:
-        num_context = self.num_tokens + self.num_output_tokens / 2
-        return cost.row_s + num_context * cost.context_token_s
+    @property
+    def _num_context_tokens(self) -> float:
+        """That each of its tokens attends to."""
+        return self.num_tokens + self.num_output_tokens / 2
 
 
 class Parts(NamedTuple):

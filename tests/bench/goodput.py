@@ -305,7 +305,7 @@ async def measure(
     return run
 
 
-async def learned_steps(worker: Process) -> dict[str, dict[str, float]]:
+async def learned_steps(worker: Process) -> dict[str, dict[str, Any]]:
     """What a worker says that its steps take, as :mod:`tests.bench.step_model` writes it."""
     model = StepModel.from_proto((await _state(worker)).step_model)
     return {kind: cost._asdict() for kind, cost in model._asdict().items()}

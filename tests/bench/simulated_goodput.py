@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
-from diptych.simulation.measured_steps import DEMO, read_steps
+from diptych.simulation.measured_steps import DEMO, cost_of, read_steps
 from diptych.simulation.outcome import Objective, Outcome, goodput
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
@@ -100,17 +100,25 @@ def learned(done: Iterable[Cell], kind: str, otherwise: StepModel) -> StepModel:
     told = [steps for cell in done if cell["key"][0] == kind for steps in cell.get("steps", ())]
     costs = []
     for name, least in otherwise._asdict().items():
-        known = [cost for cost in (StepCost(**steps[name]) for steps in told) if cost.is_known]
-        medians = [statistics.median(values) for values in zip(*known, strict=True)]
-        costs.append(StepCost(*medians)._replace(num_steps=known[0].num_steps) if known else least)
+        known = [cost for cost in (cost_of(steps[name]) for steps in told) if cost.is_known]
+        costs.append(_median(known) if known else least)
     return StepModel(*costs)
+
+
+def _median(costs: Sequence[StepCost]) -> StepCost:
+    """Of each part of them."""
+    parts = zip(*(cost[:-1] for cost in costs), strict=True)
+    more = itertools.zip_longest(*(cost.more_row_s for cost in costs), fillvalue=0.0)
+    medians = StepCost(*map(statistics.median, parts))
+    more_row_s = tuple(map(statistics.median, more))
+    return medians._replace(num_steps=costs[0].num_steps, more_row_s=more_row_s)
 
 
 def steps_of(cell: Cell, otherwise: StepModel) -> list[StepModel]:
     """What the steps of each of its workers took; ``otherwise``: what it knew nothing of."""
     found = []
     for steps in cell.get("steps", ()):
-        costs = {name: StepCost(**cost) for name, cost in steps.items()}
+        costs = {name: cost_of(cost) for name, cost in steps.items()}
         known = {name: cost for name, cost in costs.items() if cost.is_known}
         found.append(otherwise._replace(**known))
     return found or [otherwise] * sum(_SPLITS[cell["key"][0]])

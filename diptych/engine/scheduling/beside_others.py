@@ -69,8 +69,8 @@ class BesideOthers:
             prompts = giving._replace(num_decode_rows=0, num_context_tokens=0)
             return Allowed(0, _max_prompt_tokens(left_s, decodes, model), others.plus(prompts))
         context = giving.num_context_tokens / rows
-        row_s = model.decode.row_s + context * model.decode.context_token_s
-        num_rows = rows if rows * row_s <= left_s else max(1, int(left_s / row_s))
+        num_fitting = model.decode.more_rows(left_s, decodes.num_decode_rows, context)
+        num_rows = max(1, int(min(rows, num_fitting)))
         return Allowed(num_rows, 0, others.plus(StepWork(num_rows, round(num_rows * context))))
 
     def count_step(self, plan: StepPlan, owners: Iterable[Sequence], model: StepModel) -> None:

@@ -2,7 +2,7 @@
 
 from diptych.engine.scheduling.step import StepPlan
 from diptych.learned_cost import LearnedCost
-from diptych.step_model import StepCost, StepModel, StepWork, num_pairs
+from diptych.step_model import ROW_COUNTS, StepCost, StepModel, StepWork, num_pairs, rows_beyond
 
 
 def work_of(plan: StepPlan) -> StepWork:
@@ -22,14 +22,16 @@ class StepLearner:
     """One engine's steps, each kind by itself. Owned by the engine."""
 
     def __init__(self) -> None:
-        self._decode = LearnedCost(3)
+        self._decode = LearnedCost(3 + len(ROW_COUNTS))
         self._prefill = LearnedCost(5)
 
     @property
     def model(self) -> StepModel:
         """As learned until now."""
-        (fixed, row, context), upper_ratio, num_steps = self._decode.learned
-        of_decode = StepCost(fixed, row, context, upper_ratio=upper_ratio, num_steps=num_steps)
+        (fixed, row, context, *more_rows), upper_ratio, num_steps = self._decode.learned
+        of_decode = StepCost(
+            fixed, row, context, 0.0, 0.0, upper_ratio, num_steps, tuple(more_rows)
+        )
         (fixed, row, context, token, pair), upper_ratio, num_steps = self._prefill.learned
         of_prefill = StepCost(fixed, row, context, token, pair, upper_ratio, num_steps)
         return StepModel(of_decode, of_prefill)
@@ -40,4 +42,5 @@ class StepLearner:
         if work.num_prefill_tokens:
             self._prefill.learn(features, duration_s)
         elif work.num_decode_rows:
-            self._decode.learn(features[:3], duration_s)
+            beyond = map(float, rows_beyond(work.num_decode_rows))
+            self._decode.learn((*features[:3], *beyond), duration_s)

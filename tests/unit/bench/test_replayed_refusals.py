@@ -13,7 +13,7 @@ CHAT, LONG, SHORT = Shape(0.0, 400, 60), Shape(0.0, 1000, 120), Shape(0.0, 600, 
 
 def made() -> tuple[Bench, Objective]:
     config = SimulationConfig(
-        trace=Path("drawn"), workers="soft=2", rate=[4.0], duration_s=8.0, seed=1
+        trace=Path("drawn"), workers="soft=2", rate=[4.0], duration_s=8.0, seed=4
     )
     bench = Bench(config, [CHAT, LONG, SHORT])
     ((*_, goal),) = [each for each in bench.goals() if each[:2] == (5.0, 1.5)]

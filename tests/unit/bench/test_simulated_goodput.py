@@ -1,5 +1,7 @@
 """What was measured is simulated run by run, and each is held against its own."""
 
+import json
+
 import pytest
 
 from diptych.simulation.measured_steps import DEMO
@@ -50,6 +52,17 @@ def test_steps_take_what_the_workers_of_such_a_deployment_had_learned() -> None:
     assert learned(done, APART, DEMO) == DEMO
     assert learned([cell(APART, 0.01, num_steps=3)], APART, DEMO) == DEMO
     assert learned([{"key": [APART]}], APART, DEMO) == DEMO
+
+
+def test_what_later_rows_cost_is_read_and_its_median_taken() -> None:
+    done = json.loads(json.dumps(cell(TOGETHER, 0.01, 0.02, 0.03)))
+    for steps, more in zip(done["steps"], ([0.003, 0.001], [], [0.001]), strict=True):
+        steps["decode"]["more_row_s"] = more
+    del done["steps"][1]["decode"]["more_row_s"]
+    first, older, _ = steps_of(done, DEMO)
+    assert first.decode.more_row_s == (0.003, 0.001)
+    assert older.decode == StepCost(0.02, 0.002, num_steps=NUM_KNOWN_STEPS)
+    assert learned([done], TOGETHER, DEMO).decode.more_row_s == (0.001, 0.0)
 
 
 def test_each_worker_is_simulated_with_what_it_had_learned() -> None:

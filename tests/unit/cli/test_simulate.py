@@ -1,6 +1,7 @@
 """``diptych simulate``: a table, a picture, and the form of measured goodput."""
 
 import json
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,6 +9,9 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.process import EXIT_CONFIGURATION
+from diptych.simulation.measured_steps import read_steps
+from diptych.simulation.measured_steps import text as steps_text
+from diptych.step_model import StepCost
 
 KEYS = {  # of python -m tests.bench.goodput
     *("ttft_multiple", "tpot_multiple", "disaggregated", "disaggregated_setting"),
@@ -110,11 +114,32 @@ def test_what_is_wrong_is_named(
     assert names in capsys.readouterr().err
 
 
+def steps_of_rows(more_row_s: object) -> str:
+    known = {"fixed_s": 1, "num_steps": 99}
+    decode = {**known, "more_row_s": more_row_s}
+    return json.dumps({"step_model": {"decode": decode, "prefill": known}})
+
+
+def test_what_later_rows_cost_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(steps_of_rows([0.001, 0.002]))
+    model = read_steps(path)
+    assert model.decode == StepCost(1.0, num_steps=99, more_row_s=(0.001, 0.002))
+    assert model.prefill == StepCost(1.0, num_steps=99), "as files that were written before"
+    path.write_text(steps_text(model))
+    assert read_steps(path) == model
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "{}",
         '{"step_model": {"decode": {"fixed_s": 1}, "prefill": {}}}',
+        steps_of_rows([0.001, -1]),
+        steps_of_rows([math.inf]),
+        steps_of_rows(0.001),
+        steps_of_rows("0.001"),
+        steps_of_rows([0.001] * 5),
         '{"step_model": {"decode": {"fixed_s": -1, "num_steps": 99}, "prefill": {}}}',
         '{"step_model": {"decode": {"fixed": 1}, "prefill": {}}}',
         "[",

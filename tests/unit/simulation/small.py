@@ -33,7 +33,7 @@ def setup(
 ) -> Setup:
     return Setup(
         split,
-        Workers(limits, limits, model, is_noisy=model is VARIED, may_leap=may_leap),
+        Workers(limits, limits, model, is_noisy=model is not ROUND, may_leap=may_leap),
         Wires(message_s=0.001, bytes_per_s=1e6, pull_s=0.002, kv_bytes_per_token=100.0),
         router or RouterLimits(),
         Placing(placement, local_below_tokens=0),

@@ -18,7 +18,7 @@ from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import Objectives, Placement, Query, Snapshot
 from router.request.request_state import RequestState
-from tests.unit.simulation.small import ROUND, SMALL, setup, some
+from tests.unit.simulation.small import ROUND, SMALL, VARIED, setup, some
 
 SPLITS = (Split(1, 1), Split(0, 2), Split(2, 3))
 
@@ -148,13 +148,18 @@ def test_the_same_seed_gives_the_same(placement: str) -> None:
     )
 
 
+@pytest.mark.parametrize("more_row_s", [(), (0.004, 0.001)])
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
-def test_steps_that_are_taken_together_are_as_single_ones(split: Split) -> None:
+def test_steps_that_are_taken_together_are_as_single_ones(
+    split: Split, more_row_s: tuple[float, ...]
+) -> None:
     """Also where blocks run out, so that sequences are preempted."""
     tight = SMALL._replace(num_blocks=17, max_num_seqs=6)
+    model = VARIED._replace(decode=VARIED.decode._replace(more_row_s=more_row_s))
 
     def made(*, may_leap: bool) -> Run:
-        return run(Simulation(setup(split, limits=tight, may_leap=may_leap), some(70, 4, rate=3.0)))
+        with_model = setup(split, model=model, limits=tight, may_leap=may_leap)
+        return run(Simulation(with_model, some(70, 4, rate=3.0)))
 
     one, other = made(may_leap=True), made(may_leap=False)
     assert one.outcomes == other.outcomes

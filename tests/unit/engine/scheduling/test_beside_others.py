@@ -126,6 +126,20 @@ def test_a_short_answer_does_not_wait_for_all_rows_at_once() -> None:
     assert times[-1] - times[0] <= 15 * (1 + SHARE) * ALONE_S + ROW_S
 
 
+def test_rows_that_cost_more_beyond_some_are_fewer() -> None:
+    """Beside one that decodes the second costs 1 ms, and each further one 8: 37 ms are left."""
+    run = Run()
+    for _ in range(16):
+        run.started(yields=True, num_output_tokens=1000)
+    run.started(yields=False)
+    decode = StepCost(0.012, 0.001, num_steps=NUM_KNOWN_STEPS, more_row_s=(0.007,))
+    model = MODEL._replace(decode=decode)
+    allowed = BesideOthers(0.05).allowed(run.scheduler.runnable, model)
+    assert allowed is not None
+    assert allowed.max_rows == 1 + int(36 / 8)
+    assert decode.expected_s(allowed.work) <= 0.05
+
+
 def test_rows_take_turns_and_none_is_left_behind() -> None:
     run = Run()
     rows = [run.started(yields=True, num_output_tokens=1000) for _ in range(5)]

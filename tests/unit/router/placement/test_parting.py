@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.placement.parting import Parting, Parts
+from diptych.step_model import StepCost
+from router.placement.parting import Mix, Parting, Parts
 from router.placement.types import DecodeView, Objectives, PrefillView, Query, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import MODEL, view_d, view_p
 
@@ -135,3 +136,16 @@ def test_nothing_is_said_where_nobody_wants_a_pace_or_no_worker_has_both_roles()
     assert parting.parts(both(8)) == Parts()
     apart = Snapshot((view_p(worker(0)),), (view_d(worker(1), 0, MODEL),))
     assert seen(300, 60).parts(apart) == Parts()
+
+
+@pytest.mark.parametrize("pace_s", [0.011, 0.014, 0.03, 0.5, 5.0])
+def test_so_many_answers_keep_a_pace_where_later_rows_cost_more(pace_s: float) -> None:
+    mix = Mix(num_tokens=300, num_output_tokens=100)
+    cost = StepCost(0.009, 0.0005, 1e-6, 0.0, 0.0, 1.1, 100, (0.0015, 0.0, 0.001, 0.002))
+    num_rows = mix.num_rows(cost, 10_000, pace_s)
+    step_s = cost.fixed_s + cost.rows_s(num_rows) + num_rows * 350 * 1e-6
+    assert num_rows > 1.0
+    assert step_s * 1.1 == pytest.approx(pace_s)
+    assert mix.answer_s(cost, 10_000, pace_s) == pytest.approx(100 * step_s / num_rows)
+    assert mix.num_rows(cost, 1, pace_s) == 1.0
+    assert mix.answer_s(cost, 1, pace_s) == pytest.approx(100 * (0.0095 + 350e-6))

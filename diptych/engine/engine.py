@@ -145,6 +145,7 @@ class StepEngine:
 
     def mark_proven(self, seq: Sequence) -> None:
         self._scheduler.mark_proven(seq)
+        self._awake.set()  # somebody may wait who shares its blocks from now on
 
     def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:
         self._scheduler.start(seq, emitted, compute_missing)

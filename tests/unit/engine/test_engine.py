@@ -12,12 +12,13 @@ import pytest
 
 from diptych.engine.engine import MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY, StepEngine
 from diptych.engine.scheduling.block_pool import Owner
-from diptych.engine.scheduling.sequence import Sequence, SequenceState
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from tests.unit.engine.engine_rig import EngineRig
 
@@ -120,6 +121,27 @@ async def test_it_tells_how_far_those_are_that_asked_for_a_pace() -> None:
         assert rig.engine.paced() == []
         rig.engine.release(other)
         rig.runner.gate.set()
+
+
+async def test_who_waits_for_blocks_runs_once_it_may_share_those_of_a_pull() -> None:
+    """Nine blocks each of sixteen; what was pulled is as its prompt begins."""
+    rig = Rig()
+    waiting = rig.start(32, max_tokens=2, yields=True)
+    pulling = Sequence(
+        key=SequenceKey("router", 1),
+        token_ids=[1] * 32,
+        num_prompt_tokens=32,
+        sampling=SamplingParams(max_tokens=2),
+        to_pull=True,
+    )
+    rig.engine.reserve(pulling)
+    async with rig.running():
+        await asyncio.sleep(0.02)
+        assert waiting.state is SequenceState.WAITING
+        rig.engine.mark_proven(pulling)
+        async with asyncio.timeout(5.0):
+            await rig.until_finished(waiting)
+        rig.engine.release(pulling)
 
 
 async def test_where_others_came_prompts_that_yield_get_short_steps() -> None:

@@ -189,6 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 num_groups = self.pool.needs.num_groups_of(index, last_block)
                 self.store.write(seq.block_table, position, kv, num_groups)
         self.scheduler.mark_proven(seq)
+        self.idle = False  # others may share its blocks from now on
 
     @rule(data=st.data())
     def break_off_pull(self, data: st.DataObject) -> None:

@@ -10,11 +10,13 @@ of ten measurements did not exceed: that of the first ones in order of size, the
 one that did and down at each that did not (Gibbs and Candès: adaptive conformal inference), which
 needs no assumption of how they are spread.
 
-What the latest thousands of measurements do not tell stays as it was learned before.
+What the latest thousands of measurements do not tell stays as it was learned before; of a machine
+whose speed has changed that is told wrongly until such work comes again.
 """
 
 import bisect
 import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -130,8 +132,9 @@ def _least_squares(
 ) -> list[float]:
     """The coefficients that fit best of those that are not negative: the worst leaves, in turn.
 
-    What is left open stays as ``before``.
+    What is left open stays as ``before``, as much faster or slower as all else has become.
     """
+    before = _at_this_speed(products, targets, before)
     found, kept = list(before), []
     for index, products_of_it in enumerate(products):
         if products_of_it[index] > _FORGOTTEN:
@@ -146,6 +149,19 @@ def _least_squares(
             break
         del kept[worst]
     return found
+
+
+def _at_this_speed(
+    products: list[list[float]], targets: list[float], before: list[float]
+) -> list[float]:
+    """``before`` times what fits best."""
+    taken = math.fsum(map(operator.mul, before, targets))
+    expected = math.fsum(
+        each * math.fsum(map(operator.mul, row, before))
+        for each, row in zip(before, products, strict=True)
+    )
+    ratio = taken / expected if taken > 0.0 and expected > 0.0 else 1.0
+    return [ratio * each for each in before]
 
 
 def _solve(

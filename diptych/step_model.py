@@ -133,17 +133,12 @@ class StepModel(NamedTuple):
     @classmethod
     def from_proto(cls, told: worker_pb2.StepModel) -> "StepModel":
         """What a worker says; of one that says nothing nothing is known."""
-        return cls(_cost(told.decode), _cost(told.prefill))
+        return cls(_cost(told.decode), _cost(told.prefill)._replace(more_row_s=()))
 
 
 def num_pairs(start: int, end: int) -> int:
     """Pairs of the tokens from ``start`` on with all up to themselves."""
     return (end * (end + 1) - start * (start + 1)) // 2
-
-
-def rows_beyond(num_rows: int) -> tuple[int, ...]:
-    """Of the rows of a step those beyond each of ``ROW_COUNTS``."""
-    return tuple(max(0, num_rows - count) for count in ROW_COUNTS)
 
 
 def _cost(told: worker_pb2.StepCost) -> StepCost:

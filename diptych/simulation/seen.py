@@ -133,7 +133,11 @@ class PrefillSeen:
             own_payers=load.own.payers,
             num_available_blocks=self._told.num_available_blocks,
             tokens_per_s=self._told.tokens_per_s,
-            engine=self._told.engine_view(num_sent, load.num_computed_tokens),
+            engine=self._told.engine_view(
+                num_sent,
+                load.num_computed_tokens,
+                num_ended_rows=0 if self.beside is None else self.beside.num_ended_rows,
+            ),
         )
 
 
@@ -198,6 +202,11 @@ class DecodeSeen:
         self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
+    def num_ended_rows(self) -> int:
+        """Of ours, that decoded when the worker told."""
+        return self._promises.num_ended
+
+    @property
     def num_own_sequences(self) -> int:
         """Of the router, on this worker."""
         return len(self._own)
@@ -234,6 +243,6 @@ class DecodeSeen:
                 self.num_sent_tokens + num_leased,
                 num_computed,
                 self._promises.still_there(told.paced),
-                self._promises.num_ended,
+                self.num_ended_rows,
             ),
         )

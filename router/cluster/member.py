@@ -112,6 +112,7 @@ class PrefillMember:
                     self.watch,
                     self.num_sent_tokens + self._num_beside_tokens,
                     self.num_computed_tokens,
+                    num_ended_rows=0 if self.beside is None else self.beside.num_ended_rows,
                 ),
             )
         return self._view
@@ -243,7 +244,7 @@ class DecodeMember:
                     self.num_sent_tokens + self._num_leased_tokens,
                     0 if self.beside is None else self.beside.num_computed_tokens,
                     None if self._paced is None else promises.still_there(self._paced),
-                    promises.num_ended,
+                    self.num_ended_rows,
                 ),
             )
         return self._view
@@ -252,6 +253,11 @@ class DecodeMember:
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
         return self.link.local_prompts.num_tokens
+
+    @property
+    def num_ended_rows(self) -> int:
+        """Of ours, that decoded when the worker told."""
+        return self.link.promises.num_ended
 
     @property
     def _num_leased_tokens(self) -> int:

@@ -164,15 +164,12 @@ def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
     engine = view.engine
     if engine is None or not engine.model.decode.is_known:
         return None
-    cost, said = engine.model.decode, engine.work
-    num_rows = max(view.num_sequences, engine.num_told_rows)
+    cost, there = engine.model.decode, engine.decoding
+    num_rows = max(view.num_sequences, there.num_decode_rows)
     left_ratio = 1.0 - min(view.prefill_time_ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
-        num_more = num - said.num_decode_rows
-        num_context = said.num_context_tokens + num_more * num_tokens
-        if num_more < 0:  # that have ended since
-            num_context = said.num_context_tokens * num // said.num_decode_rows
+        num_context = there.num_context_tokens + (num - there.num_decode_rows) * num_tokens
         token_s = cost.expected_s(StepWork(num, num_context)) / left_ratio
         return Span(token_s, token_s * cost.upper_ratio)
 
@@ -197,14 +194,14 @@ def _computing(view: PrefillView | DecodeView) -> EngineView | None:
 
 def _budget(engine: EngineView) -> int:
     """Tokens of prompts in one step."""
-    return max(1, engine.max_batched_tokens - engine.work.num_decode_rows)
+    return max(1, engine.max_batched_tokens - engine.decoding.num_decode_rows)
 
 
 def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
     """What computing ``work`` takes beside what decodes there, and in how many steps."""
-    cost, said = engine.model.prefill, engine.work
+    cost, beside = engine.model.prefill, engine.decoding
     num_steps = math.ceil(work.num_prefill_tokens / _budget(engine))
-    beside_s = said.num_decode_rows * cost.row_s + said.num_context_tokens * cost.context_token_s
+    beside_s = cost.expected_s(beside, 0)
     return cost.expected_s(work, num_steps) + num_steps * beside_s, num_steps
 
 

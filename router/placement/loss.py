@@ -54,23 +54,13 @@ class Bystanders(NamedTuple):
         if tpot_s is not None:
             num_strangers = max(0, self.pace.num_rows - self.told.num_rows - promised.num_placed)
             others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
-        for num_tokens, num in self._lengths():
+        for their_s, num_tokens, num in promised.paced:
             length = num_tokens or num_output_tokens
-            others += num * self._more_missed(promised.tightest_s, length)
+            others += num * self._more_missed(their_s, length)
             if tpot_s is not None:
-                wide_s = max(tpot_s, promised.tightest_s)
-                barring += num * self._more_missed(wide_s, length)
+                barring += num * self._more_missed(max(tpot_s, their_s), length)
         told = self.told.more_missed(tpot_s, num_output_tokens)
         return Missed(others + told.num_all, barring + told.num_barring)
-
-    def _lengths(self) -> Sequence[tuple[int, int]]:
-        """As promised; which answer is how long matters where each loses so much at once."""
-        promised = self.promised
-        if not promised.num_paced:
-            return ()
-        if not self.stalled_s or not promised.lengths:
-            return ((0, promised.num_paced),)
-        return promised.lengths
 
     def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
         """By how much it is likelier that one of them misses that pace."""

@@ -18,9 +18,10 @@ class Promised(NamedTuple):
     """What several come to."""
 
     num_placed: int = 0
-    num_paced: int = 0  # of those, with an objective for the time between tokens
-    tightest_s: float = 0.0  # of those objectives
-    lengths: tuple[tuple[int, int], ...] = ()  # of those: tokens (0: unknown), how many
+    paced: tuple[tuple[float, int, int], ...] = ()
+    """Of those with an objective for the time between tokens: that, s; their answers' length,
+    tokens (0: unknown); how many are so.
+    """
 
 
 NOTHING_PROMISED: Final = Promised()
@@ -28,13 +29,12 @@ NOTHING_PROMISED: Final = Promised()
 
 def promised(promises: Iterable[Promise]) -> Promised:
     """All together. Lengths of one power of two are taken to be the least of it: there are few."""
-    num_placed, paces, lengths = 0, [], Counter[int]()
+    num_placed, alike = 0, Counter[tuple[float, int]]()
     for tpot_s, num_tokens in promises:
         num_placed += 1
         if tpot_s is not None:
-            paces.append(tpot_s)
-            lengths[num_tokens and 1 << (num_tokens.bit_length() - 1)] += 1
-    return Promised(num_placed, len(paces), min(paces, default=0.0), tuple(lengths.items()))
+            alike[tpot_s, num_tokens and 1 << (num_tokens.bit_length() - 1)] += 1
+    return Promised(num_placed, tuple((*each, num) for each, num in alike.items()))
 
 
 class OwnPromises:
@@ -84,9 +84,11 @@ class OwnPromises:
         self._decoding.discard(sequence_id)
 
     def clear(self) -> None:
-        """All are over."""
-        for sequence_id in [*self._untold, *self._told]:
-            self.over(sequence_id)
+        """All are over, and what the worker told is of no use: it may be another process."""
+        self._untold.clear()
+        self._decoding.clear()
+        self._told.clear()
+        self.num_ended, self._promised = 0, NOTHING_PROMISED
 
     def still_there(self, tightest: Iterable[Paced]) -> tuple[Paced, ...]:
         """Of those that the worker told of, without ours that have ended since."""

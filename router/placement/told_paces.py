@@ -97,4 +97,4 @@ def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldP
         token_s = left_s / paced.num_more
         missed = 0.0 if token_s > surely_s else before.miss_ratio(token_s)
         ones.append(_One(paced, left_s, missed))
-    return ToldPaces(engine.num_told_rows, tuple(ones), before, plain.after, queued_s)
+    return ToldPaces(engine.decoding.num_decode_rows, tuple(ones), before, plain.after, queued_s)

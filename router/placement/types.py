@@ -47,9 +47,12 @@ class EngineView:
     heard_s: float = 0.0  # when it told, by our clock
 
     @property
-    def num_told_rows(self) -> int:
-        """That decoded when it told, and do still."""
-        return max(0, self.work.num_decode_rows - self.num_ended_rows)
+    def decoding(self) -> StepWork:
+        """What decoded when it told, and does still."""
+        num, num_told = self.work.num_decode_rows, self.work.num_decode_rows
+        if self.num_ended_rows:
+            num = max(0, num_told - self.num_ended_rows)
+        return StepWork(num, self.work.num_context_tokens * num // (num_told or 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

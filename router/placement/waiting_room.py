@@ -19,8 +19,8 @@ _MAX_MISSES = 8
 _MAX_PAYERS = 32
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
-_HOLD_S = 0.1  # before those who are held are asked again
-_LEAST_HOLD_S = 0.03  # the same where a prompt was computed meanwhile
+_HOLD_S = 0.2  # before those who are held are asked again
+_LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
 # ... for so long at a time, s, as what it waits for may never come.

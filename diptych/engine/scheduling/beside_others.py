@@ -23,6 +23,7 @@ from diptych.step_model import StepModel, StepWork
 
 SHARE: Final = 0.25  # of the time that others take
 LEAST_SHARE: Final = 1 / 16  # where the promise leaves less
+_ROUNDING: Final = 1e-9  # of rows that fit exactly
 _LEAST_PART_S: Final = 0.05  # of a part of a prompt; one that is shorter than what its step costs
 # by itself would mostly waste it
 
@@ -70,7 +71,7 @@ class BesideOthers:
             return Allowed(0, _max_prompt_tokens(left_s, decodes, model), others.plus(prompts))
         context = giving.num_context_tokens / rows
         num_fitting = model.decode.more_rows(left_s, decodes.num_decode_rows, context)
-        num_rows = max(1, int(min(rows, num_fitting)))
+        num_rows = max(1, int(min(rows, num_fitting + _ROUNDING)))
         return Allowed(num_rows, 0, others.plus(StepWork(num_rows, round(num_rows * context))))
 
     def count_step(self, plan: StepPlan, owners: Iterable[Sequence], model: StepModel) -> None:

@@ -2,7 +2,10 @@
 
 from diptych.engine.scheduling.step import StepPlan
 from diptych.learned_cost import LearnedCost
-from diptych.step_model import ROW_COUNTS, StepCost, StepModel, StepWork, num_pairs, rows_beyond
+from diptych.step_model import ROW_COUNTS, StepCost, StepModel, StepWork, num_pairs
+
+_TELLING = 1.5  # times a count, the rows of a step that says what those beyond it cost
+_NUM_DOUBTED = 8  # such steps of which half is believed
 
 
 def work_of(plan: StepPlan) -> StepWork:
@@ -19,19 +22,27 @@ def work_of(plan: StepPlan) -> StepWork:
 
 
 class StepLearner:
-    """One engine's steps, each kind by itself. Owned by the engine."""
+    """One engine's steps, each kind by itself. Owned by the engine.
+
+    What rows beyond a count cost more is told once there were steps with half as many again, as
+    few say little of many; of few such steps a part: a single slow one, which may be the last with
+    so many rows, is not taken for what they take.
+    """
 
     def __init__(self) -> None:
         self._decode = LearnedCost(3 + len(ROW_COUNTS))
         self._prefill = LearnedCost(5)
+        self._num_beyond = [0] * len(ROW_COUNTS)  # steps with so many rows that they say something
 
     @property
     def model(self) -> StepModel:
         """As learned until now."""
         (fixed, row, context, *more_rows), upper_ratio, num_steps = self._decode.learned
-        of_decode = StepCost(
-            fixed, row, context, 0.0, 0.0, upper_ratio, num_steps, tuple(more_rows)
+        told = tuple(
+            more * num / (num + _NUM_DOUBTED)
+            for more, num in zip(more_rows, self._num_beyond, strict=True)
         )
+        of_decode = StepCost(fixed, row, context, 0.0, 0.0, upper_ratio, num_steps, told)
         (fixed, row, context, token, pair), upper_ratio, num_steps = self._prefill.learned
         of_prefill = StepCost(fixed, row, context, token, pair, upper_ratio, num_steps)
         return StepModel(of_decode, of_prefill)
@@ -42,5 +53,8 @@ class StepLearner:
         if work.num_prefill_tokens:
             self._prefill.learn(features, duration_s)
         elif work.num_decode_rows:
-            beyond = map(float, rows_beyond(work.num_decode_rows))
+            num_rows = work.num_decode_rows
+            beyond = (float(max(0, num_rows - count)) for count in ROW_COUNTS)
             self._decode.learn((*features[:3], *beyond), duration_s)
+            for place, count in enumerate(ROW_COUNTS):
+                self._num_beyond[place] += num_rows >= _TELLING * count

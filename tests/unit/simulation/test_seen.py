@@ -259,7 +259,7 @@ def test_whose_end_came_since_is_told_of_no_more() -> None:
     assert view.engine.paced is not None
     assert [each.sequence_id for each in view.engine.paced] == [second]
     assert view.engine.work.num_decode_rows == 2
-    assert view.engine.num_told_rows == 1
+    assert view.engine.decoding.num_decode_rows == 1
     assert view.promised == promised([Promise(0.5, 30)])
 
 

@@ -88,10 +88,10 @@ def flat_s(num_rows: int, kink: int) -> float:
     return 0.01 + 0.008 * max(0, num_rows - kink) / kink
 
 
-@pytest.mark.parametrize("num_steps", [10_000, 100_000, 600_000])
+@pytest.mark.parametrize("num_steps", [10_000, 100_000])
 def test_what_many_rows_take_is_not_forgotten_while_there_is_one(num_steps: int) -> None:
     """100,000 steps leave nothing of what was before to a sum that fades: it must say no more,
-    and not that the constant and the row are half of a step each. Of 600,000 it is 0."""
+    and not that the constant and the row are half of a step each."""
     learner = StepLearner()
     for number in range(400):
         num_rows = number % 8 + 1
@@ -201,3 +201,33 @@ def test_nine_of_ten_steps_take_no_less_than_is_expected() -> None:
     told = LAW.to_proto()
     told.decode.upper_ratio = 0.0
     assert StepModel.from_proto(told) == LAW._replace(decode=LAW.decode._replace(upper_ratio=1.0))
+
+
+@pytest.mark.parametrize(("num_slow", "factor"), [(1, 1.5), (5, 1.2), (20, 1.1)])
+@pytest.mark.parametrize("count", ROW_COUNTS)
+def test_a_few_slow_steps_of_many_rows_are_not_what_more_take(
+    count: int, num_slow: int, factor: float
+) -> None:
+    """A line that goes on beyond the count, by steps of one row more and of half as many more."""
+
+    def took_s(num_rows: int) -> float:
+        return 0.02 + 0.0005 * num_rows
+
+    for num_rows in (count + 1, count * 3 // 2):
+        learner, rng = StepLearner(), Random(count)
+        for _ in range(1000):
+            usual = rng.randrange(1, count + 1)
+            learner.learn(StepWork(usual), took_s(usual) * rng.lognormvariate(0, 0.03))
+        for _ in range(num_slow):
+            learner.learn(StepWork(num_rows), factor * took_s(num_rows))
+        for _ in range(1000):
+            usual = rng.randrange(1, count + 1)
+            learner.learn(StepWork(usual), took_s(usual) * rng.lognormvariate(0, 0.03))
+        expected_s = learner.model.decode.expected_s(StepWork(2 * count))
+        assert expected_s == pytest.approx(took_s(2 * count), rel=0.25)
+
+
+def test_of_prompts_no_rows_cost_more() -> None:
+    told = LAW.to_proto()
+    told.prefill.more_row_s[:] = [0.001]
+    assert StepModel.from_proto(told) == LAW

@@ -131,6 +131,31 @@ def test_who_has_ended_since_hides_nobody_who_came_since() -> None:
     assert chosen(view).num_missed == pytest.approx(1.0, abs=0.01), "a stranger"
 
 
+def test_who_has_ended_since_leaves_its_context_to_nobody() -> None:
+    """A new one has its own, and those that stay have their part."""
+    model = ROWS_COST._replace(decode=ROWS_COST.decode._replace(context_token_s=1e-6))
+    told = told_as(worker(in_time(), in_time()), model=model, work=StepWork(2, 200))
+    idle = dataclasses.replace(told_as(told, num_ended_rows=2), num_sequences=0)
+    stays = dataclasses.replace(told_as(told, num_ended_rows=1), num_sequences=1)
+    for view, num_there, context in ((idle, 0, 0), (stays, 1, 100), (told, 2, 200)):
+        pace = of_decode(view, 30_000)
+        assert pace is not None
+        assert pace.num_rows == num_there
+        work = StepWork(num_there, context)
+        assert pace.before.expected_s == pytest.approx(model.decode.expected_s(work))
+        more = StepWork(num_there + 1, context + 30_000)
+        assert pace.after.expected_s == pytest.approx(model.decode.expected_s(more))
+
+
+def test_each_counts_by_its_own_pace_and_length() -> None:
+    """A short one with much time and a long one with little bear half a second; neither would
+    with the other's."""
+    view = told_as(dataclasses.replace(worker(), num_sequences=2), paced=None)
+    both = Promise(0.2, 16), Promise(0.0165, 4096)
+    assert chosen(view, *both).num_missed == pytest.approx(0.0, abs=0.05)
+    assert chosen(view, Promise(0.0165, 16)).num_missed > 0.9
+
+
 def test_who_has_ended_since_slows_nobody() -> None:
     told = told_as(worker(*[in_time()] * 4), model=ROWS_COST)
     left = dataclasses.replace(told_as(told, num_ended_rows=3), num_sequences=1)

@@ -62,7 +62,7 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
     now_s = 2.0
     room.pump()
     num_told = len(waiters[0].told)
-    for later_s, num_more in ((0.02, 0), (0.04, 1), (0.05, 1), (0.08, 2)):
+    for later_s, num_more in ((0.04, 0), (0.08, 1), (0.1, 1), (0.16, 2)):
         now_s = 2.0 + later_s
         room.reconsider()
         room.pump()

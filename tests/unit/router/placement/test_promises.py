@@ -27,7 +27,8 @@ def made(*sequence_ids: int) -> OwnPromises:
 
 def test_several_come_to_their_tightest_pace_and_their_lengths() -> None:
     several = [Promise(), Promise(0.03, 40), Promise(0.02, 63), Promise(0.05, 0)]
-    assert promised(several) == Promised(4, 3, 0.02, ((32, 2), (0, 1)))
+    assert promised(several) == Promised(4, ((0.03, 32, 1), (0.02, 32, 1), (0.05, 0, 1)))
+    assert promised([PACED, PACED]) == Promised(2, ((0.02, 32, 2),))
     assert promised([]) == NOTHING_PROMISED
 
 
@@ -84,6 +85,6 @@ def test_with_the_stream_all_are_over() -> None:
     own.drew(1)
     own.told([])
     own.clear()
-    assert own.num_ended == 1
+    assert own.num_ended == 0, "who told so may be gone"
     assert own.promised == NOTHING_PROMISED
     assert own.still_there([told_of(1)]) == ()

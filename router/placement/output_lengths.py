@@ -14,6 +14,7 @@ MAX_HISTOGRAMS: Final = 1024  # beside one for each class; who was not seen for 
 
 _NUM_BUCKETS: Final = 24  # two for each doubling: up to 4096 tokens, and those above
 _FADING: Final = 0.99  # weight of the past against one more answer
+_MOST_MEANS: Final = 64  # that are remembered: those that wait ask again and again
 _LEAST_WEIGHT: Final = 4.0  # of answers, before a histogram is believed
 
 
@@ -24,8 +25,10 @@ class _Histogram:
         self._weights = [0.0] * _NUM_BUCKETS
         self._tokens = [0.0] * _NUM_BUCKETS
         self.weight = 0.0
+        self._means: dict[int, float] = {}  # as asked since the last answer
 
     def learn(self, num_tokens: int) -> None:
+        self._means.clear()
         self._weights = [_FADING * each for each in self._weights]
         self._tokens = [_FADING * each for each in self._tokens]
         bucket = _bucket_of(num_tokens)
@@ -35,9 +38,14 @@ class _Histogram:
 
     def mean(self, at_most: int) -> float:
         """Of answers that are cut off there."""
-        pairs = zip(self._weights, self._tokens, strict=True)
-        cut = (min(tokens, weight * at_most) for weight, tokens in pairs)
-        return sum(cut) / self.weight
+        found = self._means.get(at_most)
+        if found is None:
+            pairs = zip(self._weights, self._tokens, strict=True)
+            cut = (min(tokens, weight * at_most) for weight, tokens in pairs)
+            found = sum(cut) / self.weight
+            if len(self._means) < _MOST_MEANS:
+                self._means[at_most] = found
+        return found
 
 
 class OutputLengths:

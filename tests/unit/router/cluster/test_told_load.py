@@ -12,9 +12,11 @@ from diptych.paced import Paced
 from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
+from router.placement.promises import NOTHING_PROMISED, Promise, promised
 from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import World, proven
+from tests.unit.router.request.dispatch_world import Deaf
 
 PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
@@ -369,3 +371,64 @@ async def test_a_prompt_that_is_computed_or_gone_is_on_its_way_no_more(ends: str
         engine = world.cluster.snapshot().decode[0].engine
         assert engine is not None
         assert engine.num_departed_tokens == 0
+
+
+def paced_state(*sequence_ids: int) -> dict[str, object]:
+    """Of a worker on which these of ours decode, each with a pace."""
+    listed = [
+        worker_pb2.PacedSequence(
+            tpot_s=0.02, decoding_s=0.5, num_drawn=10, num_more=20, owner="r1", sequence_id=each
+        )
+        for each in sequence_ids
+    ]
+    return {
+        "step_model": StepModel(
+            StepCost(0.04, num_steps=30), StepCost(0.1, num_steps=30)
+        ).to_proto(),
+        "num_decoding": len(listed),
+        "num_paced": len(listed),
+        "tightest_paced": listed,
+    }
+
+
+def paced_world() -> tuple[World, list[int]]:
+    """Three sequences on one worker, of which two decode, as it told."""
+    world = World(decode=1)
+    worker = world.cluster.snapshot().decode[0].worker
+    three = [world.reserve(worker, tpot_s=0.02, num_expected=40, listener=Deaf()) for _ in range(3)]
+    world.draws("d0:1", three[0])
+    world.draws("d0:1", three[1])
+    world.says("d0:1", num_running=2, num_reserved=1, **paced_state(*three[:2]))
+    return world, three
+
+
+async def test_whoever_ends_or_breaks_off_is_promised_nothing_any_more() -> None:
+    world, (first, second, third) = paced_world()
+    (view,) = world.cluster.snapshot().decode
+    assert view.promised == promised([Promise(0.02, 40)])
+    assert view.engine is not None
+    assert view.engine.decoding.num_decode_rows == 2
+    world.ends("d0:1", first)
+    world.links[0].release(third)
+    wrong = decode_pb2.SequenceTokens(sequence_id=second, token_ids=[5], margins=[math.nan, 1.0])
+    world.links[0]._handle(decode_pb2.DecodeEvent(step=decode_pb2.StepTokens(sequences=[wrong])))
+    (view,) = world.cluster.snapshot().decode
+    assert view.promised == NOTHING_PROMISED
+    assert view.engine is not None
+    assert view.engine.paced == ()
+    assert view.engine.decoding.num_decode_rows == 0
+
+
+async def test_who_ended_on_a_stream_that_broke_is_nobody_of_the_next_one() -> None:
+    """The worker may be another process by then, and others' sequences decode there."""
+    world, (first, *_) = paced_world()
+    world.ends("d0:1", first)
+    link = world.links[0]
+    link._break("it is gone")
+    world.link("d0:1")
+    world.says("d0:1", num_running=2, **(paced_state(7, 8) | {"tightest_paced": []}))
+    (view,) = world.cluster.snapshot().decode
+    assert view.promised == NOTHING_PROMISED
+    assert view.engine is not None
+    assert view.engine.decoding.num_decode_rows == 2
+    assert view.num_sequences == 2

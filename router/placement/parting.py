@@ -30,8 +30,8 @@ _MOST_SHARE: Final = 0.72
 _STICKY_SHARE: Final = 0.15
 # Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
 # a few one more or less is much, and a step's constant is shared by few.
-_LEAST_ROWS: Final = 4.5
-_LEAST_ROWS_APART: Final = 4.0
+_LEAST_ROWS: Final = 10.0
+_LEAST_ROWS_APART: Final = 8.0
 
 
 class Mix(NamedTuple):

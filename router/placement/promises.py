@@ -42,6 +42,8 @@ class OwnPromises:
 
     Of those that decode the worker tells how far they are, so what they were promised counts
     until it has told of them; and it told of some that have ended since.
+    What it tells and what it draws come on two streams: one that ends as it tells may count as one
+    too few, or too many, until it tells again, a second at the most.
     """
 
     def __init__(self, owner: str) -> None:

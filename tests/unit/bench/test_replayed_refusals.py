@@ -11,9 +11,12 @@ from tests.bench.replayed_refusals import Bench, is_sure
 CHAT, LONG, SHORT = Shape(0.0, 400, 60), Shape(0.0, 1000, 120), Shape(0.0, 600, 8)
 
 
-def made() -> tuple[Bench, Objective]:
+SEEDS = 1, 2, 3  # together: of one no more than twenty are refused
+
+
+def made(seed: int = 1) -> tuple[Bench, Objective]:
     config = SimulationConfig(
-        trace=Path("drawn"), workers="soft=2", rate=[4.0], duration_s=8.0, seed=4
+        trace=Path("drawn"), workers="soft=2", rate=[4.0], duration_s=8.0, seed=seed
     )
     bench = Bench(config, [CHAT, LONG, SHORT])
     ((*_, goal),) = [each for each in bench.goals() if each[:2] == (5.0, 1.5)]
@@ -21,12 +24,16 @@ def made() -> tuple[Bench, Objective]:
 
 
 def test_who_is_refused_would_have_cost_others_more() -> None:
-    bench, goal = made()
-    found = bench.replayed(goal)
-    assert found.num_met + found.num_refused <= found.num_offered
-    assert found.num_refused >= 5
-    assert found.num_for_nothing <= found.num_made_it <= found.num_refused
-    assert found.num_others_lost > found.num_made_it
+    num_made_it = num_others_lost = 0
+    for seed in SEEDS:
+        bench, goal = made(seed)
+        found = bench.replayed(goal)
+        assert found.num_met + found.num_refused <= found.num_offered
+        assert found.num_refused >= 5
+        assert found.num_for_nothing <= found.num_made_it <= found.num_refused
+        num_made_it += found.num_made_it
+        num_others_lost += found.num_others_lost
+    assert num_others_lost > num_made_it
 
 
 def test_with_other_noise_refusing_was_right_as_well() -> None:
@@ -35,7 +42,8 @@ def test_with_other_noise_refusing_was_right_as_well() -> None:
     assert len(found) == bench.replayed(goal).num_refused
     assert len({tuple(gains) for gains in found}) > 1
     assert any(len(set(gains)) > 1 for gains in found), "the noise is another one each time"
-    assert statistics.mean(map(statistics.mean, found)) < 0.0
+    others = (gains for bench, goal in map(made, SEEDS[1:]) for gains in bench.gains(goal, 1.0, 3))
+    assert statistics.mean(map(statistics.mean, [*found, *others])) < 0.0
     assert found == list(bench.gains(goal, 1.0, 3)), "the same again"
     assert len(list(bench.gains(goal, 0.5, 1))) < len(found)
 

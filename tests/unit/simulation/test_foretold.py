@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator
 
+import pytest
+
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.outcome import Objective
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
@@ -37,14 +39,12 @@ def run(seed: int) -> Run:
     return Simulation(setup, requests(seed)).run(LONG_S, 10.0)
 
 
-def test_of_a_worker_that_only_computes_prompts() -> None:
-    num_late = num_answered = 0
-    for seed in (1, 2, 3):
-        done = run(seed)
-        errors = sorted(each.error_ratio for each in done.foretold)
-        assert len(errors) > 100
-        assert errors[len(errors) // 2] <= 0.12
-        first_s = [each.ttft_s for each in done.outcomes if each.ttft_s is not None]
-        num_answered += len(first_s)
-        num_late += sum(each_s > GOAL.ttft_s for each_s in first_s)
-    assert num_late <= 0.08 * num_answered
+@pytest.mark.parametrize("seed", [1, 2])
+def test_of_a_worker_that_only_computes_prompts(seed: int) -> None:
+    done = run(seed)
+    errors = sorted(each.error_ratio for each in done.foretold)
+    assert len(errors) > 100
+    assert errors[len(errors) // 2] <= 0.12
+    answered = [each for each in done.outcomes if each.ttft_s is not None]
+    num_late = sum(each.ttft_s > GOAL.ttft_s for each in answered if each.ttft_s is not None)
+    assert num_late <= 0.08 * len(answered)

@@ -32,7 +32,8 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_forecast import forecast_s
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
-from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
+from diptych.engine.scheduling.step_timing import StepTiming
+from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.paced import Paced
@@ -59,7 +60,7 @@ class StepEngine:
         *,
         launcher: StepLauncher | None = None,
         model_thread: Executor | None = None,
-        measured: MeasuredStep | None = None,
+        measured: Collection[MeasuredStep] = (),
         prepare: Callable[[SamplingParams], None] = lambda params: None,
         tpot_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +69,7 @@ class StepEngine:
 
         ``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
-        ``measured`` is a step that was run before the first one, to predict that. ``prepare``
+        ``measured`` are steps that were run before the first one, to predict that. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
         ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
         to all that decode; what sequences bring of their own counts beside it (pacer.py).
@@ -93,6 +94,8 @@ class StepEngine:
         self._timing = StepTiming(measured)
         self._prefill_time = PrefillTime(clock)
         self._learner = StepLearner()
+        for step in measured:
+            self._learner.learn(*step)
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = Pacer(tpot_s, max_tokens)
         self._short_steps = ShortSteps(max_tokens)

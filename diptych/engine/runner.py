@@ -26,7 +26,6 @@ from diptych.engine.sampling.grammar_states import GrammarStates
 from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
-from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import DeviceMemoryError, DiptychError, LogitsError
 from diptych.sampling_params import SamplingParams
 from diptych.text.grammars import Grammars
@@ -72,6 +71,11 @@ class Runner:
         return self._model
 
     @property
+    def kv_cache(self) -> KVCache:
+        """The memory that its steps write."""
+        return self._kv_cache
+
+    @property
     def steps_in_flight(self) -> int:
         """Steps that may be launched before the first of them is waited for."""
         return self._backend.steps_in_flight
@@ -83,8 +87,8 @@ class Runner:
 
     def warm_up(
         self, progress: WarmUpProgress = lambda ratio: None, max_rows: int = _FEW_ROWS
-    ) -> MeasuredStep:
-        """Compile and touch everything before the first real step; how long one takes then.
+    ) -> None:
+        """Compile and touch everything before the first real step.
 
         max_rows: single tokens that a step can have; no more are tried, unless they are few.
         Uses the cache's first blocks and leaves them zero. Call before any sequence owns a block.
@@ -112,12 +116,9 @@ class Runner:
         for index, chunks in enumerate(steps):
             self.execute(StepPlan(chunks=tuple(chunks)))
             progress((index + 1) / len(steps))
-        again = StepPlan(chunks=tuple(steps[0]))
-        measured = MeasuredStep(again.num_tokens, self.execute(again).duration_s)
-        self._clear(num_blocks)
-        return measured
+        self.clear(num_blocks)
 
-    def _clear(self, num_blocks: int) -> None:
+    def clear(self, num_blocks: int) -> None:
         """The first blocks are zero afterwards."""
         self._kv_cache.clear(num_blocks)
 

@@ -26,7 +26,8 @@ from diptych.engine.model.ranks import ONE_RANK
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.engine.parallel.leader import Leader
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.step_timing import MeasuredStep
+from diptych.engine.scheduling.step_trials import MeasuredStep
+from diptych.engine.step_trials import StepTrials
 from diptych.errors import ConfigurationError, DeviceMemoryError
 from diptych.models import source as model_source
 from diptych.models.source import ResolvedModel
@@ -57,7 +58,7 @@ class LoadedModel:
     memory: PoolMemory | RankPools  # of all
     num_blocks: int  # of the pool; those behind them are scratch
     runner: Runner
-    measured: MeasuredStep  # one of the warmed-up runner
+    measured: list[MeasuredStep]  # of the warmed-up runner
     layout: common_pb2.KVLayout
     text_digest: str  # of tokenizer and config, see :mod:`diptych.text.identity`
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
@@ -103,9 +104,13 @@ def load_model(
         grammars = _load_grammars(found.source.folder, model_config.vocab_size)
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
-            measured = runner.warm_up(
-                lambda ratio: report("warming up", ratio), config.max_num_seqs
+            runner.warm_up(lambda ratio: report("warming up", ratio), config.max_num_seqs)
+            trials = StepTrials(
+                runner,
+                max_batched_tokens=config.max_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
             )
+            measured = trials.run(lambda ratio: report("timing steps", ratio))
         loaded = LoadedModel(
             config=model_config,
             kv_cache=pool.cache,

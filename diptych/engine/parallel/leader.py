@@ -87,11 +87,11 @@ class Leader(Runner):
             self._end_step()
         return output
 
-    def _clear(self, num_blocks: int) -> None:
+    def clear(self, num_blocks: int) -> None:
         """In all ranks, before it returns."""
         with _in_step():
             tell(self._links, RankClear(num_blocks))
-            super()._clear(num_blocks)
+            super().clear(num_blocks)
             self._end_step()
 
     def _hand_over(self, pools: Sequence[KVMemory]) -> None:

@@ -1,35 +1,31 @@
 """How long steps take: what was measured, and what the next one should take. Pure."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+
+from diptych.engine.scheduling.step_trials import MeasuredStep
 
 _DECAY = 0.95  # weight of the past against one more step
-
-
-class MeasuredStep(NamedTuple):
-    """How long a step of so many tokens took."""
-
-    num_tokens: int
-    duration_s: float
 
 
 class StepTiming:
     """Moving figures over completed steps; all 0 until known.
 
     The prediction is a line fitted to (tokens, seconds) with exponentially fading
-    weights: a step costs something by itself, and something per token. A step ``measured``
-    before the first one predicts that one: others are patient with it, too.
+    weights: a step costs something by itself, and something per token. Steps ``measured``
+    before the first one predict that one: others are patient with it, too.
     """
 
-    def __init__(self, measured: MeasuredStep | None = None) -> None:
+    def __init__(self, measured: Iterable[MeasuredStep] = ()) -> None:
         # Faded sums of 1, x, y, x*x, x*y with x in tokens and y in seconds.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._prefill_tokens = self._prefill_s = 0.0
         # Faded sums of 1, tokens and seconds of steps with parts of prompts, as the measured one.
         self._prompt_weight = self._prompt_x = self._prompt_y = 0.0
         self._decode_step_s = 0.0
-        if measured is not None:
-            self._fit(measured)
-            self._fit_prompt(measured)
+        for work, duration_s in measured:
+            self._fit(work.num_decode_rows + work.num_prefill_tokens, duration_s)
+            if work.num_prefill_tokens:
+                self._fit_prompt(work.num_decode_rows + work.num_prefill_tokens, duration_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -41,10 +37,10 @@ class StepTiming:
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration_s: float) -> None:
         """Book a completed step."""
-        step = MeasuredStep(num_prefill_tokens + num_decode_tokens, duration_s)
-        self._fit(step)
+        num_tokens = num_prefill_tokens + num_decode_tokens
+        self._fit(num_tokens, duration_s)
         if num_prefill_tokens:
-            self._fit_prompt(step)
+            self._fit_prompt(num_tokens, duration_s)
         if num_prefill_tokens == 0:
             self._decode_step_s = fade(self._decode_step_s, duration_s)
         elif num_prefill_tokens > num_decode_tokens:
@@ -68,18 +64,18 @@ class StepTiming:
             return self.predict_s(num_tokens)
         return self._prompt_y * max(1.0 / self._prompt_weight, num_tokens / self._prompt_x)
 
-    def _fit(self, step: MeasuredStep) -> None:
-        x, y = float(step.num_tokens), step.duration_s
+    def _fit(self, num_tokens: int, duration_s: float) -> None:
+        x, y = float(num_tokens), duration_s
         self._weight = self._weight * _DECAY + 1.0
         self._x = self._x * _DECAY + x
         self._y = self._y * _DECAY + y
         self._xx = self._xx * _DECAY + x * x
         self._xy = self._xy * _DECAY + x * y
 
-    def _fit_prompt(self, step: MeasuredStep) -> None:
+    def _fit_prompt(self, num_tokens: int, duration_s: float) -> None:
         self._prompt_weight = self._prompt_weight * _DECAY + 1.0
-        self._prompt_x = self._prompt_x * _DECAY + step.num_tokens
-        self._prompt_y = self._prompt_y * _DECAY + step.duration_s
+        self._prompt_x = self._prompt_x * _DECAY + num_tokens
+        self._prompt_y = self._prompt_y * _DECAY + duration_s
 
 
 def fade(average: float, value: float) -> float:

@@ -15,7 +15,8 @@ from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner
-from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
+from diptych.engine.scheduling.step_timing import StepTiming
+from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
@@ -387,7 +388,7 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
 
 
 def test_a_step_measured_before_the_first_predicts_it() -> None:
-    timing = StepTiming(MeasuredStep(16, 0.02))
+    timing = StepTiming([MeasuredStep(StepWork(num_prefill_tokens=16), 0.02)])
     assert timing.predict_s(8) == pytest.approx(0.02)
     assert timing.predict_s(160) == pytest.approx(0.2)
     assert (timing.prefill_tokens_per_s, timing.decode_step_s) == (0, 0)

@@ -253,7 +253,7 @@ def test_warming_up_leaves_the_pool_zero(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     shares = shares_of(folder)
     with two_ranks(folder, shares, tmp_path / "meeting", CPU) as leader:
-        assert leader.warm_up().num_tokens > 0
+        leader.warm_up()
     assert not joined(shares).any()
 
 

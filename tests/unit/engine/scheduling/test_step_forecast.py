@@ -6,11 +6,12 @@ import pytest
 
 from diptych.engine.scheduling.step_forecast import forecast_s
 from diptych.engine.scheduling.step_learner import StepLearner
-from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
+from diptych.engine.scheduling.step_timing import StepTiming
+from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
 
 TOKEN_S, PAIR_S = 4.3e-3, 1.18e-6  # Qwen3-0.6B on two cores
-MEASURED = MeasuredStep(15, 15 * TOKEN_S)
+MEASURED = [MeasuredStep(StepWork(num_prefill_tokens=15), 15 * TOKEN_S)]
 UNKNOWN = StepModel()
 
 
@@ -65,14 +66,14 @@ def test_so_is_one_behind_a_longer_document_than_any_before(num_steps: int) -> N
 
 def test_a_prompt_on_a_worker_that_only_decoded_is_not_so_many_single_tokens() -> None:
     """Those read all weights for each."""
-    timing = StepTiming(MeasuredStep(15, 0.012))
+    timing = StepTiming([MeasuredStep(StepWork(num_prefill_tokens=15), 0.012)])
     for _ in range(400):
         timing.record(0, 1, 0.008)
     assert forecast_s(behind(0, 8192), UNKNOWN, timing) < 15.0
 
 
 def test_a_prompt_on_a_worker_whose_single_tokens_have_no_slope_is_no_single_token() -> None:
-    timing, noise = StepTiming(MeasuredStep(15, 0.5)), Random(1)
+    timing, noise = StepTiming([MeasuredStep(StepWork(num_prefill_tokens=15), 0.5)]), Random(1)
     for number in range(400):
         timing.record(0, 1 + number // 50 % 2, 0.25 * noise.uniform(0.97, 1.03))
     assert forecast_s(behind(0, 512), UNKNOWN, timing) > 10.0
@@ -90,4 +91,4 @@ def test_what_nine_of_ten_do_not_exceed_is_what_it_takes() -> None:
 
 def test_nothing_is_expected_where_nothing_is_known() -> None:
     assert forecast_s(behind(0, 512), UNKNOWN, StepTiming()) == 0.0
-    assert forecast_s(StepWork(), UNKNOWN, StepTiming(MEASURED)) == MEASURED.duration_s
+    assert forecast_s(StepWork(), UNKNOWN, StepTiming(MEASURED)) == MEASURED[0].duration_s

@@ -93,9 +93,7 @@ class StepEngine:
         self._booked_s = 0.0  # when the last step that was completed was booked
         self._timing = StepTiming(measured)
         self._prefill_time = PrefillTime(clock)
-        self._learner = StepLearner()
-        for step in measured:
-            self._learner.learn(*step)
+        self._learner = StepLearner(measured)
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = Pacer(tpot_s, max_tokens)
         self._short_steps = ShortSteps(max_tokens)

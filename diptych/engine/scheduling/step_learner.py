@@ -1,11 +1,15 @@
 """Learns how long this engine's steps take from those that ran. Pure."""
 
+from collections.abc import Iterable
+
 from diptych.engine.scheduling.step import StepPlan
+from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.learned_cost import LearnedCost
 from diptych.step_model import ROW_COUNTS, StepCost, StepModel, StepWork, num_pairs
 
 _TELLING = 1.5  # times a count, the rows of a step that says what those beyond it cost
 _NUM_DOUBTED = 8  # such steps of which half is believed
+_TRIAL_COUNTS = 8  # as so many of them: nothing but its rows made it what it was
 
 
 def work_of(plan: StepPlan) -> StepWork:
@@ -29,10 +33,14 @@ class StepLearner:
     so many rows, is not taken for what they take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trials: Iterable[MeasuredStep] = ()) -> None:
+        """Learn from those first, which were run to be learned from."""
         self._decode = LearnedCost(3 + len(ROW_COUNTS))
         self._prefill = LearnedCost(5)
         self._num_beyond = [0] * len(ROW_COUNTS)  # steps with so many rows that they say something
+        for work, duration_s in trials:
+            self.learn(work, duration_s)
+        self._num_beyond = [_TRIAL_COUNTS * num for num in self._num_beyond]
 
     @property
     def model(self) -> StepModel:

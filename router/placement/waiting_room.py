@@ -19,7 +19,7 @@ _MAX_MISSES = 8
 _MAX_PAYERS = 32
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
-_HOLD_S = 0.2  # before those who are held are asked again
+_HOLD_S = 0.3  # before those who are held are asked again
 _LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16

@@ -31,7 +31,8 @@ WEIGHTS, BYTES_A_ROW, BYTES_A_GRAPH, TOTAL = 40_000, 1000, 3000, 10_000_000
 class CountedBackend(TorchBackend):
     """A device that counts its weights, 1,000 bytes for each row of a step while it runs, and 3,000
 
-    for each number of single tokens that it has run, as long as there is who would run it again.
+    for each size of steps of single tokens that it has run, as long as there is who would run it
+    again: that of one is the next of its ``decode_sizes``, as graphs have it.
     """
 
     def __init__(self, max_rows: int = 10_000) -> None:
@@ -53,8 +54,9 @@ class CountedBackend(TorchBackend):
             num_rows = len(inputs.token_ids)
             if num_rows > self._max_rows:
                 raise torch.OutOfMemoryError("tried to allocate 20 GiB")
-            if not inputs.prefills and num_rows not in graphs:
-                graphs.add(num_rows)
+            size = next((each for each in self.decode_sizes if each >= num_rows), None)
+            if not inputs.prefills and size is not None and size not in graphs:
+                graphs.add(size)
                 self._num_graphs += 1
             self._peak = max(self._peak, self._held + BYTES_A_ROW * num_rows)
             return made(inputs, rows)

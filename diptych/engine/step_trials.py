@@ -1,9 +1,11 @@
 """Runs the trials of :mod:`diptych.engine.scheduling.step_trials` on a worker's own device."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from diptych.engine.launched_step import LaunchedStep
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.engine.scheduling.step_trials import (
@@ -16,6 +18,7 @@ from diptych.engine.scheduling.step_trials import (
 from diptych.sampling_params import SamplingParams
 
 _MOST_S: Final = 2.0  # of either kind; then a model is so slow that none more are tried
+IN_A_ROW: Final = 4  # of a trial, where a device has several steps at a time
 
 
 class StepTrials:
@@ -59,10 +62,18 @@ class StepTrials:
         return measured
 
     def _duration_s(self, trial: StepTrial) -> float:
-        """As real ones are run: behind others, where the device has several at a time."""
-        plan = StepPlan(chunks=tuple(self._chunks(trial)))
-        steps = [self._runner.launch(plan) for _ in range(self._runner.steps_in_flight)]
-        return [step.wait().duration_s for step in steps][-1]
+        """As engines run them: where the device has several at a time, one is launched and then
+        the oldest is waited for, so that launching counts if it takes longer than the step.
+        """
+        plan, most = StepPlan(chunks=tuple(self._chunks(trial))), self._runner.steps_in_flight
+        steps, duration_s = deque[LaunchedStep](), 0.0
+        for _ in range(IN_A_ROW if most > 1 else 1):
+            steps.append(self._runner.launch(plan))
+            if len(steps) == most:
+                duration_s = steps.popleft().wait().duration_s
+        for step in steps:
+            step.wait()
+        return duration_s
 
     def _chunks(self, trial: StepTrial) -> list[Chunk]:
         chunks = [self._chunk(row, trial.context_len - 1, 1) for row in range(trial.num_rows)]

@@ -45,6 +45,13 @@ class StepWork(NamedTuple):
         )
 
 
+class MeasuredStep(NamedTuple):
+    """What a step computed and how long it took, s."""
+
+    work: StepWork
+    duration_s: float
+
+
 class StepCost(NamedTuple):
     """Seconds of one kind of step: so many for itself, and so many for each part of its work.
 

@@ -33,12 +33,11 @@ from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_forecast import forecast_s
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import StepTiming
-from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.paced import Paced
 from diptych.sampling_params import SamplingParams
-from diptych.step_model import StepModel, StepWork
+from diptych.step_model import MeasuredStep, StepModel, StepWork
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class StepEngine:
 
         ``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
-        ``measured`` are steps that were run before the first one, to predict that. ``prepare``
+        ``measured`` are steps that were run before the first one, to learn from. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
         ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
         to all that decode; what sequences bring of their own counts beside it (pacer.py).

@@ -26,12 +26,12 @@ from diptych.engine.model.ranks import ONE_RANK
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.engine.parallel.leader import Leader
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.step_trials import MeasuredStep
-from diptych.engine.step_trials import StepTrials
+from diptych.engine.trial_runner import TrialRunner
 from diptych.errors import ConfigurationError, DeviceMemoryError
 from diptych.models import source as model_source
 from diptych.models.source import ResolvedModel
 from diptych.progress import Progress
+from diptych.step_model import MeasuredStep
 from diptych.text.grammars import Grammars
 from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
@@ -83,7 +83,7 @@ def load_model(
     num_scratch_blocks: int,
     report: Progress,
 ) -> LoadedModel:
-    """Resolve, read, allocate, warm up.
+    """Resolve, read, allocate, warm up, time steps.
 
     ``report`` is called on this thread. Raises ConfigurationError, and what ``report`` raises.
     """
@@ -105,7 +105,7 @@ def load_model(
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
             runner.warm_up(lambda ratio: report("warming up", ratio), config.max_num_seqs)
-            trials = StepTrials(
+            trials = TrialRunner(
                 runner,
                 max_batched_tokens=config.max_batched_tokens,
                 max_num_seqs=config.max_num_seqs,

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from diptych.engine.scheduling.step import StepPlan
-from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.learned_cost import LearnedCost
-from diptych.step_model import ROW_COUNTS, StepCost, StepModel, StepWork, num_pairs
+from diptych.step_model import ROW_COUNTS, MeasuredStep, StepCost, StepModel, StepWork, num_pairs
 
 _TELLING = 1.5  # times a count, the rows of a step that says what those beyond it cost
 _NUM_DOUBTED = 8  # such steps of which half is believed

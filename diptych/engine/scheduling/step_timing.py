@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from diptych.engine.scheduling.step_trials import MeasuredStep
+from diptych.step_model import MeasuredStep
 
 _DECAY = 0.95  # weight of the past against one more step
 
@@ -19,7 +19,7 @@ class StepTiming:
         # Faded sums of 1, x, y, x*x, x*y with x in tokens and y in seconds.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._prefill_tokens = self._prefill_s = 0.0
-        # Faded sums of 1, tokens and seconds of steps with parts of prompts, as the measured one.
+        # Faded sums of 1, tokens and seconds of steps with parts of prompts.
         self._prompt_weight = self._prompt_x = self._prompt_y = 0.0
         self._decode_step_s = 0.0
         for work, duration_s in measured:

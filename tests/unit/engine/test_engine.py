@@ -16,11 +16,10 @@ from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceSt
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner
 from diptych.engine.scheduling.step_timing import StepTiming
-from diptych.engine.scheduling.step_trials import MeasuredStep
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
-from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep, StepCost, StepModel, StepWork
 from tests.unit.engine.engine_rig import EngineRig
 
 
@@ -385,6 +384,16 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
     sizes = [plan.num_tokens for plan in rig.runner.plans[2:]]
     num_held = next(index for index, num_tokens in enumerate(sizes) if num_tokens > 1)
     assert (num_held >= 2) is (tpot_s is not None or own_s > 0.0)
+
+
+def test_what_was_measured_before_the_first_step_is_known_from_then_on() -> None:
+    measured = [MeasuredStep(StepWork(num, 20 * num), 0.01 * num) for num in range(1, 25)]
+    runner = GatedRunner()
+    rig = EngineRig(lambda scheduler: StepEngine(scheduler, runner, measured=measured))
+    model = rig.engine.step_model
+    assert model.decode.expected_s(StepWork(8, 160)) == pytest.approx(0.08, rel=0.02)
+    assert model.decode.is_known
+    assert not model.prefill.is_known
 
 
 def test_a_step_measured_before_the_first_predicts_it() -> None:

@@ -7,8 +7,14 @@ import pytest
 from diptych.engine.scheduling.step_forecast import forecast_s
 from diptych.engine.scheduling.step_learner import StepLearner
 from diptych.engine.scheduling.step_timing import StepTiming
-from diptych.engine.scheduling.step_trials import MeasuredStep
-from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
+from diptych.step_model import (
+    NUM_KNOWN_STEPS,
+    MeasuredStep,
+    StepCost,
+    StepModel,
+    StepWork,
+    num_pairs,
+)
 
 TOKEN_S, PAIR_S = 4.3e-3, 1.18e-6  # Qwen3-0.6B on two cores
 MEASURED = [MeasuredStep(StepWork(num_prefill_tokens=15), 15 * TOKEN_S)]

@@ -51,7 +51,7 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
         room.pump()
         offers.append(sum(len(waiter.told) for waiter in waiters) - before)
     assert max(offers) <= 24, "of one pump"
-    assert sum(offers) - offers[0] <= 10 * 16 + 40, "and of both seconds"
+    assert sum(offers) - offers[0] <= 7 * 16, "and of both seconds"
     assert later, "they are asked again though nothing happens"
     assert all(len(waiter.told) > 1 for waiter in waiters), "each has its turn"
     num_told = len(waiters[0].told)

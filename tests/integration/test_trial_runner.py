@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,15 +11,16 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.launched_step import LaunchedStep
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.step import StepPlan
-from diptych.engine.scheduling.step_learner import work_of
-from diptych.engine.step_trials import IN_A_ROW, StepTrials
-from diptych.step_model import NUM_KNOWN_STEPS, StepModel, StepWork
+from diptych.engine.scheduling.step import StepOutput, StepPlan
+from diptych.engine.scheduling.step_learner import StepLearner, work_of
+from diptych.engine.trial_runner import IN_A_ROW, TrialRunner
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from tests.engines import CPU, AheadBackend, load_decoder
 from tests.integration.worker_rig import decode_worker
 from tests.tiny_model import write_tiny_model
 
 MAX_BATCHED_TOKENS, MAX_NUM_SEQS = 70, 9
+LAW = StepModel(StepCost(0.006, 0.001, 5e-7), StepCost(0.009, 0.0008, 3e-6, 0.0009, 3e-7))
 SETTINGS = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "max_batched_tokens": 24}
 
 
@@ -34,8 +36,8 @@ class Watched(Runner):
         self.works.append(work_of(plan))
         return super().launch(plan)
 
-    def trials(self) -> StepTrials:
-        return StepTrials(self, max_batched_tokens=MAX_BATCHED_TOKENS, max_num_seqs=MAX_NUM_SEQS)
+    def trials(self) -> TrialRunner:
+        return TrialRunner(self, max_batched_tokens=MAX_BATCHED_TOKENS, max_num_seqs=MAX_NUM_SEQS)
 
 
 def ticking(step_s: float) -> Callable[[], float]:
@@ -67,10 +69,41 @@ def test_each_trial_is_what_it_says_and_leaves_no_trace(
 def test_a_slow_model_is_not_tried_for_long(tmp_path: Path) -> None:
     runner = Watched(write_tiny_model(tmp_path, "llama"), CPU, 200)
     ratios: list[float] = []
-    measured = runner.trials().run(ratios.append, ticking(0.6))
+    measured = runner.trials().run(ratios.append, ticking(0.9))
     assert [bool(step.work.num_prefill_tokens) for step in measured] == 3 * [True] + 3 * [False]
     assert ratios == sorted(ratios)
     assert ratios[-1] == 1.0
+
+
+class Lawful(Watched):
+    """Its steps take what a law says, and twice that from one of them to another one."""
+
+    slow = range(0)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        work = work_of(plan)
+        duration_s = LAW.cost_of(work).expected_s(work) * (1 + (len(self.works) in self.slow))
+        self.works.append(work)
+        output = StepOutput(tokens=(), duration_s=duration_s)
+        return LaunchedStep(Mock(), lambda step: output)
+
+
+@pytest.mark.parametrize("begin", [0, 24, 40, 70])
+def test_a_neighbour_amid_the_trials_is_not_what_many_rows_cost(begin: int, tmp_path: Path) -> None:
+    """In one pass the trials are in the order of their rows: those at its end looked dear."""
+    runner = Lawful(write_tiny_model(tmp_path, "llama"), CPU, 200)
+    runner.slow = range(begin, begin + 12)
+    trials = TrialRunner(runner, max_batched_tokens=512, max_num_seqs=64)
+    model = StepLearner(trials.run()).model
+    for num_rows in (1, 2, 8, 16, 32):
+        work = StepWork(num_rows, 100 * num_rows)
+        expected_s = LAW.decode.expected_s(work)
+        assert model.decode.expected_s(work) == pytest.approx(expected_s, rel=0.05)
+    for num_tokens in (16, 100, 512):
+        work = StepWork.of_prompt(num_tokens, 0)
+        expected_s = LAW.prefill.expected_s(work)
+        assert model.prefill.expected_s(work) == pytest.approx(expected_s, rel=0.05)
+    assert max(model.decode.upper_ratio, model.prefill.upper_ratio) < 1.1
 
 
 async def test_a_worker_that_had_no_request_tells_what_its_steps_take(

@@ -1,5 +1,6 @@
 """Runs the trials of :mod:`diptych.engine.scheduling.step_trials` on a worker's own device."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,31 +10,35 @@ from diptych.engine.launched_step import LaunchedStep
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.engine.scheduling.step_trials import (
-    MAX_CONTEXT,
-    MeasuredStep,
+    NUM_PASSES,
     StepTrial,
     decode_trials,
     prompt_trials,
 )
 from diptych.sampling_params import SamplingParams
+from diptych.step_model import MeasuredStep
 
-_MOST_S: Final = 2.0  # of either kind; then a model is so slow that none more are tried
 IN_A_ROW: Final = 4  # of a trial, where a device has several steps at a time
+_MOST_S: Final = 3.0  # of either kind; then a model is so slow that none more are tried
+_MOST_TOKENS: Final = 4096  # of KV that all trials write and read
+_GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True)
 
 
-class StepTrials:
+class TrialRunner:
     """One worker's, before any sequence owns a block. Model thread."""
 
     def __init__(self, runner: Runner, *, max_batched_tokens: int, max_num_seqs: int) -> None:
         """Take the runner, which has been warmed up: nothing is compiled any more."""
         self._runner = runner
         cache = runner.kv_cache
-        most = min(MAX_CONTEXT, runner.model.config.max_position)
-        self._num_blocks = max(1, min(cache.num_blocks, most // cache.block_size))
-        max_context = min(most, self._num_blocks * cache.block_size)
-        # Parts of prompts first: they write what single tokens read.
+        self._num_blocks = min(cache.num_blocks, max(1, _MOST_TOKENS // cache.block_size))
+        max_context = min(self._num_blocks * cache.block_size, runner.model.config.max_position)
         self._kinds = (
-            prompt_trials(max_context=max_context, max_batched_tokens=max_batched_tokens),
+            prompt_trials(
+                max_context=max_context,
+                max_batched_tokens=max_batched_tokens,
+                max_num_seqs=max_num_seqs,
+            ),
             decode_trials(max_context=max_context, max_num_seqs=max_num_seqs),
         )
 
@@ -42,21 +47,28 @@ class StepTrials:
         progress: Callable[[float], None] = lambda ratio: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> list[MeasuredStep]:
-        """What each trial took, in the order in which they ran.
+        """What the trials took, each as often as it ran.
 
+        A neighbour that comes or goes meanwhile must not look like what many rows cost: the
+        second pass is in the opposite order, and the lesser of both counts.
         Uses the cache's first blocks and leaves them zero. Fewer than there are to try where they
         take long. Raises as steps do.
         """
         measured: list[MeasuredStep] = []
-        num_done, num_all = 0, sum(map(len, self._kinds))
+        num_done, num_all = 0, NUM_PASSES * sum(map(len, self._kinds))
         for trials in self._kinds:
             until_s = clock() + _MOST_S
-            for number, trial in enumerate(trials):
+            ran: list[StepTrial] = []
+            least_s: dict[StepTrial, float] = {}
+            for number, trial in enumerate((*trials, *reversed(trials))):
                 if clock() >= until_s:
                     break
-                measured.append(MeasuredStep(trial.work, self._duration_s(trial)))
+                duration_s = self._duration_s(trial)
+                least_s[trial] = min(duration_s, least_s.get(trial, math.inf))
+                ran.append(trial)
                 progress((num_done + number + 1) / num_all)
-            num_done += len(trials)
+            measured += (MeasuredStep(trial.work, least_s[trial]) for trial in ran)
+            num_done += NUM_PASSES * len(trials)
         self._runner.clear(self._num_blocks)
         progress(1.0)
         return measured
@@ -82,7 +94,7 @@ class StepTrials:
         return chunks
 
     def _chunk(self, place: int, start: int, num_tokens: int) -> Chunk:
-        """Each place has other blocks first: what one has read is not at hand for all."""
+        """As many places as there are blocks for have blocks of their own."""
         num = -(-(start + num_tokens) // self._runner.kv_cache.block_size)
         first = place * num
         return Chunk(
@@ -91,6 +103,3 @@ class StepTrials:
             block_table=[(first + each) % self._num_blocks for each in range(num)],
             sample=_GREEDY,
         )
-
-
-_GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True)

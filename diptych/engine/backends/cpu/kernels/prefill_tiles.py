@@ -68,8 +68,7 @@ def _write_scores(module: Any, num_vectors: int, more: bool) -> Any:
 
         def step(d: Any, *sums: Any) -> list[Any]:
             vectors = _row_vectors(f, f.at(queries, (d, _ROW_BYTES)), num_vectors)
-            splats = [f.splat(f.load(f.at(row, (d, 4)), FLOAT)) for row in rows]
-            return _plus_products(f, sums, splats, vectors)
+            return _plus_products(f, sums, [f.at(row, (d, 4)) for row in rows], vectors)
 
         sums = f.loop(num_dims, 1, step, *[ZERO] * len(targets))
         for value, target in zip(sums, targets, strict=True):
@@ -99,8 +98,7 @@ def _write_sums(module: Any, num_vectors: int) -> Any:
         def step(key: Any, *totals: Any) -> list[Any]:
             vectors = _row_vectors(f, f.at(weights, (key, _ROW_BYTES)), num_vectors)
             place = f.b.add(base, f.load(f.at(places, (key, 8)), I64))
-            splats = [f.splat(f.load(f.at(place, 4 * i), FLOAT)) for i in range(_SPLATS)]
-            return _plus_products(f, totals, splats, vectors)
+            return _plus_products(f, totals, [f.at(place, 4 * i) for i in range(_SPLATS)], vectors)
 
         # From zero and added at the end: sums over fewer numbers are more exact.
         totals = f.loop(num_keys, 1, step, *[ZERO] * len(targets))
@@ -239,10 +237,17 @@ def _row_places(f: VectorFunction, base: Any, rows: Any, v: int) -> list[Any]:
 
 
 def _plus_products(
-    f: VectorFunction, sums: Sequence[Any], splats: list[Any], vectors: list[Any]
+    f: VectorFunction, sums: Sequence[Any], places: list[Any], vectors: list[Any]
 ) -> list[Any]:
-    pairs = product(splats, vectors)
-    return [f.plus_product(s, *pair) for s, pair in zip(sums, pairs, strict=True)]
+    """Each sum plus its product of a number at one of ``places`` and a vector.
+
+    Numbers are loaded one at a time: registers do not suffice for all of them.
+    """
+    added, rest = [], iter(sums)
+    for place in places:
+        splat = f.splat(f.load(place, FLOAT))
+        added += [f.plus_product(next(rest), splat, vector) for vector in vectors]
+    return added
 
 
 def _exp2(f: VectorFunction, x: Any) -> Any:

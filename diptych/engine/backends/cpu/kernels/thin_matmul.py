@@ -137,9 +137,13 @@ def _write_tile(module: Any, rows: int, lines: int) -> Any:
 
     def added(sums: tuple[Any, ...], load: Callable[[Any], Any]) -> list[Any]:
         """Each sum plus its product at one position of the inner dimension."""
-        xs, weights = map(load, x_rows), [load(row) for row in weight_rows]
-        pairs = product(xs, weights)
-        return [f.fused(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
+        xs, more = [load(row) for row in x_rows], list(sums)
+        for column, row in enumerate(weight_rows):
+            weights = load(row)  # one at a time: registers do not suffice for all of them
+            for place, numbers in enumerate(xs):
+                number = place * _TILE_COLUMNS + column
+                more[number] = f.fused(numbers, weights, more[number])
+        return more
 
     def step(position: Any, *sums: Any) -> list[Any]:
         f.fetch(f.at(ahead, (position, lines * _FLOAT_BYTES)), lines * LANES * _FLOAT_BYTES)

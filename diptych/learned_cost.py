@@ -30,6 +30,8 @@ _MOST_ABOVE = 2.0  # a measurement counts as so many times the expected cost at 
 _NUM_TRUSTING = 16  # ... after this many
 _PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
 _MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
+_NUM_DOUBTED = 8  # measurements after what is doubted ...
+_DOUBTED_WEIGHT = 0.5  # ... of which a faster one than is usual moves the pace so much
 _MOST_UNSOLVED = 16  # measurements between two solutions
 _RIDGE = 1e-6  # of each feature's weight: it holds what measurements leave open
 _MOST_WEIGHT = 1e50  # of a measurement; then all sums are made smaller
@@ -59,6 +61,7 @@ class LearnedCost:
         self._log_upper = math.log(_FIRST_UPPER_RATIO)
         self._ranked: list[float] = []  # the first measurements' logarithms to what was expected
         self._num_samples = 0
+        self._num_doubting = 0  # measurements to come
         self._num_unsolved = 0
         self._weight = 1.0  # of the newest measurement in the sums
 
@@ -75,6 +78,10 @@ class LearnedCost:
     def expected_s(self, features: Sequence[float]) -> float:
         """The cost of such work at the pace of now; 0 until anything is known of it."""
         return self._sum_s(features) * math.exp(self._log_pace)
+
+    def doubt(self) -> None:
+        """What was measured until now may have been slowed: the next fast ones are believed."""
+        self._num_doubting = _NUM_DOUBTED
 
     def learn(self, features: Sequence[float], measured_s: float) -> None:
         """Such work took ``measured_s``; not positive: nothing is learned of it."""
@@ -123,8 +130,10 @@ class LearnedCost:
             is_above = log_ratio > self._log_upper
             self._log_upper = max(0.0, self._log_upper + _RATIO_STEP * (is_above - (1 - _COVERED)))
         if self._num_samples > _NUM_TRUSTING:
+            is_fast = self._num_doubting > 0 and log_ratio < -self._log_upper
             off_pace = max(-_MOST_OFF_PACE, min(_MOST_OFF_PACE, log_ratio))
-            self._log_pace += _PACE_WEIGHT * off_pace
+            self._log_pace += (_DOUBTED_WEIGHT if is_fast else _PACE_WEIGHT) * off_pace
+        self._num_doubting = max(0, self._num_doubting - 1)
 
 
 def _least_squares(

@@ -1,5 +1,6 @@
 """Runs the trials of :mod:`diptych.engine.scheduling.step_trials` on a worker's own device."""
 
+import itertools
 import math
 import time
 from collections import deque
@@ -16,10 +17,10 @@ from diptych.engine.scheduling.step_trials import (
     prompt_trials,
 )
 from diptych.sampling_params import SamplingParams
-from diptych.step_model import MeasuredStep
+from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep
 
 IN_A_ROW: Final = 4  # of a trial, where a device has several steps at a time
-_MOST_S: Final = 3.0  # of either kind; then a model is so slow that none more are tried
+_MOST_S: Final = 3.0  # of either kind, and as much again where too few of it ran
 _MOST_TOKENS: Final = 4096  # of KV that all trials write and read
 _GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True)
 
@@ -51,27 +52,54 @@ class TrialRunner:
 
         A neighbour that comes or goes meanwhile must not look like what many rows cost: the
         second pass is in the opposite order, and the lesser of both counts.
-        Uses the cache's first blocks and leaves them zero. Fewer than there are to try where they
-        take long. Raises as steps do.
+        Uses the cache's first blocks and leaves them zero. Where they take long the longest are
+        left out. Raises as steps do.
         """
-        measured: list[MeasuredStep] = []
-        num_done, num_all = 0, NUM_PASSES * sum(map(len, self._kinds))
-        for trials in self._kinds:
-            until_s = clock() + _MOST_S
-            ran: list[StepTrial] = []
-            least_s: dict[StepTrial, float] = {}
-            for number, trial in enumerate((*trials, *reversed(trials))):
-                if clock() >= until_s:
-                    break
-                duration_s = self._duration_s(trial)
-                least_s[trial] = min(duration_s, least_s.get(trial, math.inf))
-                ran.append(trial)
-                progress((num_done + number + 1) / num_all)
-            measured += (MeasuredStep(trial.work, least_s[trial]) for trial in ran)
-            num_done += NUM_PASSES * len(trials)
+        prompts, decodes = self._kinds
+        measured = self._timed(prompts, clock, lambda ratio: progress(ratio / 2))
+        measured += self._timed(decodes, clock, lambda ratio: progress((1 + ratio) / 2))
         self._runner.clear(self._num_blocks)
         progress(1.0)
         return measured
+
+    def _timed(
+        self,
+        trials: list[StepTrial],
+        clock: Callable[[], float],
+        progress: Callable[[float], None],
+    ) -> list[MeasuredStep]:
+        """All of one kind in two passes, each of which has half of the time.
+
+        What would probably end behind that is not begun. The shortest ones are repeated where
+        otherwise too few ran for anything to be relied on.
+        """
+        begin_s = clock()
+        ran: list[StepTrial] = []
+        least_s: dict[StepTrial, float] = {}
+
+        def run(trial: StepTrial) -> float:
+            """Seconds that each of its tokens took."""
+            duration_s = self._duration_s(trial)
+            least_s[trial] = min(duration_s, least_s.get(trial, math.inf))
+            ran.append(trial)
+            progress(min(1.0, len(ran) / max(NUM_KNOWN_STEPS, NUM_PASSES * len(trials))))
+            return duration_s / trial.num_tokens
+
+        token_s = 0.0
+        for trial in trials:
+            if clock() + token_s * trial.num_tokens > begin_s + _MOST_S / NUM_PASSES:
+                break
+            token_s = run(trial)
+        shortest_first = tuple(ran)
+        for trial in reversed(shortest_first):
+            if clock() > begin_s + _MOST_S:
+                break
+            run(trial)
+        for trial in itertools.cycle(shortest_first):
+            if len(ran) >= NUM_KNOWN_STEPS or clock() > begin_s + 2 * _MOST_S:
+                break
+            run(trial)
+        return [MeasuredStep(trial.work, least_s[trial]) for trial in ran]
 
     def _duration_s(self, trial: StepTrial) -> float:
         """As engines run them: where the device has several at a time, one is launched and then

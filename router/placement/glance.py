@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from diptych.step_model import StepCost, StepWork
-from router.placement.types import DecodeView, PrefillView, Snapshot
+from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 
@@ -72,6 +72,18 @@ def prompt_token_s(view: PrefillView | DecodeView) -> float:
     if engine is None or not engine.model.prefill.is_known:
         return math.inf
     return engine.model.prefill.prefill_token_s
+
+
+def busy_workers(snapshot: Snapshot) -> set[WorkerId]:
+    """Those that have sequences, or prompts to compute."""
+    views: tuple[PrefillView | DecodeView, ...] = (*snapshot.prefill, *snapshot.decode)
+    busy = {view.worker for view in snapshot.decode if view.num_sequences}
+    return busy | {view.worker for view in views if _has_prompts(view)}
+
+
+def _has_prompts(view: PrefillView | DecodeView) -> bool:
+    sent = 0 if view.engine is None else view.engine.num_departed_tokens
+    return view.num_pending_tokens + sent > 0
 
 
 def idle(view: V) -> V:

@@ -19,13 +19,13 @@ class Overhead:
         self._took_s = _nothing()  # beside the rest; none yet
         self._now_s = self._newest_s = 0.0
 
-    def came_true(self, took_s: float, foretold_s: float, *, is_trial: bool = False) -> None:
-        """``foretold_s``: without any overhead. ``is_trial``: others were refused, as too late.
+    def came_true(self, took_s: float, foretold_s: float, *, is_probe: bool = False) -> None:
+        """``foretold_s``: without any overhead. ``is_probe``: others were refused, as too late.
 
-        Where a trial takes much less, what made others late is over, and they are forgotten.
+        Where a probe takes much less, what made others late is over, and they are forgotten.
         """
         beside_s = took_s - foretold_s
-        if is_trial and beside_s < self.expected_s / 2:
+        if is_probe and beside_s < self.expected_s / 2:
             self._took_s = _nothing()
         self._took_s.append(beside_s)
         self.expected_s = max(0.0, statistics.median(self._took_s))

@@ -22,6 +22,7 @@ from router.placement.forecast import (
     of_prompts,
 )
 from router.placement.glance import (
+    busy_workers,
     has_all_room,
     idle,
     looks_apart_s,
@@ -44,10 +45,10 @@ from router.placement.loss import (
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
+from router.placement.probes import Probes
 from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.too_late import too_late
-from router.placement.trials import Trials
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -141,14 +142,14 @@ class Predicted:
         self._parting = Parting()
         self._overhead = Overhead()
         self._handoff_overhead = Overhead()
-        self._trials = Trials()
+        self._probes = Probes()
         self._held: _Held | None = None  # that was not placed last
         self.has_declined = False  # see Policy
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._plain.forget(worker)
-        self._trials.forget(worker)
+        self._probes.forget(worker)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
@@ -160,26 +161,31 @@ class Predicted:
         if not weighed:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
-        is_trial = query.may_refuse and best[0][1].num_barring > _MOST_MISSED
-        if is_trial:
+        is_probe = query.may_refuse and best[0][1].num_barring > _MOST_MISSED
+        if is_probe:
             idle = {view.worker for view in snapshot.decode if not view.num_sequences}
-            due = idle.intersection(self._trials.due)
-            tried = [each for each in weighed if each[1].decode in due]
-            if not tried and not self._trials.is_due:
+            due = idle.intersection(self._probes.due)
+            busy = busy_workers(snapshot)
+            tried = [
+                (loss, outlook)
+                for loss, outlook in weighed
+                if outlook.decode in due or self._probes.is_first(outlook, query.objectives, busy)
+            ]
+            if not tried and not self._probes.is_due:
                 ttft_s = min(outlook.ttft_s for _, outlook in weighed)
                 self._held = _Held(_aimless(query), snapshot, ttft_s)
                 self.has_declined = True
                 return None
             best = nsmallest(_NUM_TOLD, tried or weighed, key=lambda each: each[0])
-            self._trials.tried()
+            self._probes.probed()
         chosen = best[0][1]
-        self._trials.placed(chosen.prefill, chosen.decode)
+        self._probes.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
         overheads = self._overhead.expected_s, self._handoff_overhead.expected_s
-        forecast = Forecast(chosen, told, *overheads, is_trial)
+        forecast = Forecast(chosen, told, *overheads, is_probe)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
@@ -192,13 +198,13 @@ class Predicted:
         is too slow for one more may be fast enough once others have ended, so it is waited for
         as long as the first token can be in time, unless it would be too slow for one alone.
 
-        Where many were refused one is tried: see :class:`router.placement.trials.Trials`.
+        Where many were refused one is tried: see :class:`router.placement.probes.Probes`.
         """
         found = None if self._is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
         if found is not None:
             busy = {view.worker for view in snapshot.decode if view.num_sequences}
             idle = (view for view in snapshot.decode if view.worker not in busy)
-            self._trials.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
+            self._probes.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
         return found
 
     def _is_plain(self, query: Query, snapshot: Snapshot) -> bool:
@@ -254,9 +260,9 @@ class Predicted:
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._trials.came()
+        self._probes.came(forecast.chosen.prefill, forecast.chosen.decode)
         foretold_s = forecast.chosen.ttft_s - forecast.overhead_s
-        self._overhead.came_true(ttft_s, foretold_s, is_trial=forecast.is_trial)
+        self._overhead.came_true(ttft_s, foretold_s, is_probe=forecast.is_probe)
 
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""

@@ -93,6 +93,40 @@ def test_the_pace_follows_a_neighbour_that_comes_and_goes() -> None:
     assert sorted(errors)[len(errors) // 2] < 0.05
 
 
+def test_what_is_doubted_is_not_believed_where_some_are_faster() -> None:
+    """All was slowed while it was first measured, as others started beside it."""
+    learned, rng = LearnedCost(3), Random(9)
+    teach(learned, lambda: 2.0, 40)
+    learned.doubt()
+    for num_faster in range(5):
+        work = features(rng)
+        ratio = learned.expected_s(work) / cost_of(work)
+        assert ratio == pytest.approx(2.0, rel=0.02) if not num_faster else ratio < 2.0
+        learned.learn(work, cost_of(work))
+    assert learned.expected_s(work) == pytest.approx(cost_of(work), rel=0.15)
+
+
+def test_of_what_is_doubted_slower_ones_say_no_more_than_ever() -> None:
+    doubted, trusted = LearnedCost(3), LearnedCost(3)
+    for learned in (doubted, trusted):
+        teach(learned, lambda: 1.0, 40)
+    doubted.doubt()
+    for learned in (doubted, trusted):
+        teach(learned, lambda: 1.7, 3)
+    assert doubted.learned == trusted.learned
+
+
+def test_a_doubt_passes() -> None:
+    doubted, trusted = LearnedCost(3), LearnedCost(3)
+    for learned in (doubted, trusted):
+        teach(learned, lambda: 1.0, 40)
+    doubted.doubt()
+    for learned in (doubted, trusted):
+        teach(learned, lambda: 1.0, 8)
+        teach(learned, lambda: 0.5, 3)
+    assert doubted.learned == trusted.learned
+
+
 def test_no_coefficient_is_negative() -> None:
     """Longer contexts that took less time: their part of the cost is nothing."""
     learned, rng = LearnedCost(2), Random(3)

@@ -33,13 +33,17 @@ class StepLearner:
     """
 
     def __init__(self, trials: Iterable[MeasuredStep] = ()) -> None:
-        """Learn from those first, which were run to be learned from."""
+        """Learn from those first, which were run to be learned from, while others may have been
+        starting beside.
+        """
         self._decode = LearnedCost(3 + len(ROW_COUNTS))
         self._prefill = LearnedCost(5)
         self._num_beyond = [0] * len(ROW_COUNTS)  # steps with so many rows that they say something
         for work, duration_s in trials:
             self.learn(work, duration_s)
         self._num_beyond = [_TRIAL_COUNTS * num for num in self._num_beyond]
+        self._decode.doubt()
+        self._prefill.doubt()
 
     @property
     def model(self) -> StepModel:

@@ -9,7 +9,7 @@ themselves and beside sequences that decode.
 
 from typing import Final, NamedTuple
 
-from diptych.step_model import NUM_KNOWN_STEPS, StepWork, num_pairs
+from diptych.step_model import StepWork, num_pairs
 
 NUM_PASSES: Final = 2  # over all trials of a kind
 _CONTEXT: Final = 1024  # tokens, before parts of prompts; half of it before single tokens
@@ -26,6 +26,10 @@ class StepTrial(NamedTuple):
     context_len: int  # that each of those attends to, itself included
     num_prompt_tokens: int = 0
     prompt_start: int = 0  # tokens before those
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows + self.num_prompt_tokens
 
     @property
     def work(self) -> StepWork:
@@ -58,19 +62,11 @@ def prompt_trials(
     longest = min(most, _MOST_PROMPT)
     long = {longest // 4, longest} if longest > _PROMPTS[-1] else {longest}
     found += (StepTrial(0, 0, each) for each in sorted(long - {0, 1, *_PROMPTS}))
-    return _enough(found)
+    return found
 
 
 def decode_trials(*, max_context: int, max_num_seqs: int) -> list[StepTrial]:
     """Of single tokens, the fewest first. max_context: as above."""
     contexts = sorted({min(16, max_context), max(1, min(max_context, _CONTEXT) // 2)})
     nums_rows = [num for num in _ROWS if num <= max_num_seqs]
-    return _enough([StepTrial(num, each) for num in nums_rows for each in contexts])
-
-
-def _enough(trials: list[StepTrial]) -> list[StepTrial]:
-    """The first ones once more, and again, until all passes have as many as can be relied on."""
-    if not trials:
-        return []
-    num_lacking = max(0, -(-NUM_KNOWN_STEPS // NUM_PASSES) - len(trials))
-    return trials + [trials[number % len(trials)] for number in range(num_lacking)]
+    return [StepTrial(num, each) for num in nums_rows for each in contexts]

@@ -10,6 +10,7 @@ from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.step_model import (
     NUM_KNOWN_STEPS,
     ROW_COUNTS,
+    MeasuredStep,
     StepCost,
     StepModel,
     StepWork,
@@ -122,6 +123,21 @@ def test_few_steps_are_not_relied_on() -> None:
         learner.learn(StepWork(1, number), 0.05)
     assert learner.model.decode.is_known
     assert not learner.model.prefill.is_known
+
+
+def test_trials_that_were_slowed_are_not_what_the_first_requests_take() -> None:
+    """A neighbour was there all the while; the first prompts and rows are as fast as ever."""
+    trials = [StepWork(rows, 300 * rows) for rows in range(1, 25)]
+    trials += [StepWork(0, 0, 8 * num, num_pairs(0, 8 * num)) for num in range(1, 25)]
+    learner = StepLearner(
+        MeasuredStep(work, 2 * LAW.cost_of(work).expected_s(work)) for work in trials
+    )
+    for work in (StepWork.of_prompt(100, 0), StepWork(2, 500)):
+        assert learner.model.cost_of(work).is_known
+        for _ in range(4):
+            learner.learn(work, LAW.cost_of(work).expected_s(work))
+        expected_s = LAW.cost_of(work).expected_s(work)
+        assert learner.model.cost_of(work).expected_s(work) == pytest.approx(expected_s, rel=0.15)
 
 
 def test_several_steps_cost_their_constant_several_times() -> None:

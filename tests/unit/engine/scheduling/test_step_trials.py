@@ -11,7 +11,7 @@ from diptych.engine.scheduling.step_trials import (
     decode_trials,
     prompt_trials,
 )
-from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep, StepCost, StepWork, num_pairs
+from diptych.step_model import MeasuredStep, StepCost, StepWork, num_pairs
 
 DECODE = StepCost(0.006, 0.0005, 5e-7, more_row_s=(0.001, 0.0003, 0.0004, 0.0))
 PREFILL = StepCost(0.009, 0.0008, 3e-6, 0.0009, 3e-7)
@@ -42,8 +42,6 @@ def test_trials_are_within_what_a_step_may_have(
         assert trial.num_prompt_tokens == 0
         assert 1 <= trial.num_rows <= max_num_seqs
         assert 1 <= trial.context_len <= max_context
-    for trials in (prompts, decodes):
-        assert not trials or NUM_PASSES * len(trials) >= NUM_KNOWN_STEPS
 
 
 def test_their_work_is_as_steps_count_it() -> None:

@@ -157,7 +157,7 @@ def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_i
     assert policy.foresee(asked, snapshot, 0.0) is None
 
 
-def test_once_a_stall_is_over_one_trial_says_so() -> None:
+def test_once_a_stall_is_over_one_probe_says_so() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
     asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
 
@@ -183,15 +183,15 @@ def test_once_a_stall_is_over_one_trial_says_so() -> None:
     assert [num_refused() for _ in range(50)] == [0] * 50
 
 
-def test_a_trial_that_is_late_too_forgets_nothing() -> None:
+def test_a_probe_that_is_late_too_forgets_nothing() -> None:
     overhead = Overhead()
     for _ in range(31):
         overhead.came_true(9.0, 1.0)
-    overhead.came_true(6.0, 1.0, is_trial=True)
+    overhead.came_true(6.0, 1.0, is_probe=True)
     assert overhead.expected_s == 8.0
     overhead.came_true(1.5, 1.0)
-    assert overhead.expected_s == 8.0, "it was no trial"
-    overhead.came_true(1.5, 1.0, is_trial=True)
+    assert overhead.expected_s == 8.0, "it was no probe"
+    overhead.came_true(1.5, 1.0, is_probe=True)
     assert overhead.expected_s == 0.0
 
 

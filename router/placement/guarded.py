@@ -10,7 +10,6 @@ from router.placement.guard import Guard, Rates, Regime, both_alone
 from router.placement.measured import first_token_s, is_in_time
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.too_late import too_late
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -22,6 +21,7 @@ from router.placement.types import (
     Unreachable,
     WorkerId,
 )
+from router.placement.unreachable import too_late
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,6 @@ from router.placement.policy import LeastLoaded
 from router.placement.probes import Probes
 from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
-from router.placement.too_late import too_late
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -65,6 +64,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
+from router.placement.unreachable import too_late, too_slow
 
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
@@ -224,8 +224,9 @@ class Predicted:
             )
             return too_late(ttft_s, query.objectives, None if is_hopeless else self._chance)
         paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
-        if tpot_s is not None and all(pace_s is not None and pace_s > tpot_s for pace_s in paces):
-            return Unreachable(f"no worker makes a token each {tpot_s:.4f} s", None)
+        known = [pace_s for pace_s in paces if pace_s is not None]
+        if tpot_s is not None and known and len(known) == len(paces) and min(known) > tpot_s:
+            return too_slow(min(known), tpot_s)
         return None
 
     def _soonest_s(self, query: Query, snapshot: Snapshot, wait_s: float) -> float | None:

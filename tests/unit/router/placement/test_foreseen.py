@@ -79,14 +79,16 @@ def test_one_that_has_waited_is_told_what_it_asked_for_and_what_is_left_of_it() 
     found = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=1.5, whole_ttft_s=3.0))
     assert found is not None
     assert found.what.startswith(
-        "the first token is wanted within 3.000 s, of which 1.500 are left, "
+        "ttft_ms: the first token is wanted within 3.000 s, of which 1.500 are left, "
     )
     over = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=-0.5, whole_ttft_s=3.0))
     assert over is not None
     assert "of which 0.000 are left, and foretold in" in over.what
     just_came = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=2.995, whole_ttft_s=3.0))
     assert just_came is not None
-    assert just_came.what.startswith("the first token is wanted within 3.000 s and foretold in")
+    assert just_came.what.startswith(
+        "ttft_ms: the first token is wanted within 3.000 s and foretold in"
+    )
 
 
 def test_what_goes_before_it_in_the_router_counts() -> None:
@@ -115,6 +117,9 @@ def test_a_pace_that_will_be_better_is_waited_for_and_one_that_never_is_is_refus
     found = foresee(prefills, crowded, Objectives(ttft_s=3.0, tpot_s=0.03))
     assert found is not None
     assert found.retry_after_s is None, "it need not come back"
+    assert found.what == (
+        "tpot_ms: a token is wanted each 30 ms, and no worker makes one in less than 52"
+    )
 
 
 def test_nothing_is_refused_while_somebodys_steps_are_not_known() -> None:

@@ -1,4 +1,4 @@
-"""What is said to a request whose first token would be too late. Pure."""
+"""What is said to a request whose first token would be too late, or all tokens. Pure."""
 
 from collections.abc import Callable
 from typing import Final
@@ -20,7 +20,7 @@ def too_late(
     """
     left_s = max(0.0, objectives.ttft_s or 0.0)
     whole_s = objectives.whole_ttft_s or left_s
-    what = f"the first token is wanted within {whole_s:.3f} s"
+    what = f"ttft_ms: the first token is wanted within {whole_s:.3f} s"
     if whole_s - left_s > _HARDLY_S:
         what += f", of which {left_s:.3f} are left,"
     retry_after_s = None
@@ -28,3 +28,9 @@ def too_late(
         late_s = min(max(ttft_s - left_s, _LEAST_RETRY_S), _MOST_RETRY_S)
         retry_after_s = late_s * (0.5 + chance())
     return Unreachable(f"{what} and foretold in {ttft_s:.3f} s", retry_after_s)
+
+
+def too_slow(token_s: float, wanted_s: float) -> Unreachable:
+    """The fastest worker would need ``token_s`` for each token of it alone."""
+    wanted = f"tpot_ms: a token is wanted each {1e3 * wanted_s:.4g} ms"
+    return Unreachable(f"{wanted}, and no worker makes one in less than {1e3 * token_s:.4g}", None)

@@ -30,8 +30,9 @@ _MOST_ABOVE = 2.0  # a measurement counts as so many times the expected cost at 
 _NUM_TRUSTING = 16  # ... after this many
 _PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
 _MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
-_NUM_DOUBTED = 8  # measurements after what is doubted ...
-_DOUBTED_WEIGHT = 0.5  # ... of which a faster one than is usual moves the pace so much
+_NUM_DOUBTING = 8  # measurements after what is doubted ...
+_CLEARLY_FAST = math.log(1.25)  # ... of which one that is faster by so much, and by more than ...
+_DOUBTED_WEIGHT = 0.5  # ... is usual, moves all that was learned so much of the way
 _MOST_UNSOLVED = 16  # measurements between two solutions
 _RIDGE = 1e-6  # of each feature's weight: it holds what measurements leave open
 _MOST_WEIGHT = 1e50  # of a measurement; then all sums are made smaller
@@ -66,6 +67,10 @@ class LearnedCost:
         self._weight = 1.0  # of the newest measurement in the sums
 
     @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    @property
     def learned(self) -> LearnedSum:
         """As of now, at the pace of now."""
         pace = math.exp(self._log_pace)
@@ -81,7 +86,7 @@ class LearnedCost:
 
     def doubt(self) -> None:
         """What was measured until now may have been slowed: the next fast ones are believed."""
-        self._num_doubting = _NUM_DOUBTED
+        self._num_doubting = _NUM_DOUBTING
 
     def learn(self, features: Sequence[float], measured_s: float) -> None:
         """Such work took ``measured_s``; not positive: nothing is learned of it."""
@@ -130,10 +135,18 @@ class LearnedCost:
             is_above = log_ratio > self._log_upper
             self._log_upper = max(0.0, self._log_upper + _RATIO_STEP * (is_above - (1 - _COVERED)))
         if self._num_samples > _NUM_TRUSTING:
-            is_fast = self._num_doubting > 0 and log_ratio < -self._log_upper
+            is_fast = log_ratio < -max(_CLEARLY_FAST, self._log_upper)
             off_pace = max(-_MOST_OFF_PACE, min(_MOST_OFF_PACE, log_ratio))
-            self._log_pace += (_DOUBTED_WEIGHT if is_fast else _PACE_WEIGHT) * off_pace
+            if is_fast and self._num_doubting:
+                self._take_faster(math.exp(_DOUBTED_WEIGHT * off_pace))
+            else:
+                self._log_pace += _PACE_WEIGHT * off_pace
         self._num_doubting = max(0, self._num_doubting - 1)
+
+    def _take_faster(self, ratio: float) -> None:
+        """As if all had taken so much of what it took: unlike the pace, that does not come back."""
+        self._targets = [ratio * each for each in self._targets]
+        self._coefficients = [ratio * each for each in self._coefficients]
 
 
 def _least_squares(

@@ -11,6 +11,7 @@ from diptych.v1 import worker_pb2
 
 ROW_COUNTS: Final = (2, 8, 32, 128)  # beyond each of which a step's rows may cost more
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
+_NUM_DOUBTED = 8  # steps of requests; fewer do not set right what trials had wrong
 _MOST_S = 1e6  # that a worker may say of any part of a step
 
 
@@ -68,6 +69,12 @@ class StepCost(NamedTuple):
     upper_ratio: float = 1.0
     num_steps: int = 0  # it was learned from
     more_row_s: tuple[float, ...] = ()
+    num_trials: int = 0  # of those steps: before the first request
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether hardly any step of a request ran yet: trials may all have been slowed."""
+        return 0 < self.num_trials > self.num_steps - _NUM_DOUBTED
 
     @property
     def is_known(self) -> bool:
@@ -156,6 +163,7 @@ def _cost(told: worker_pb2.StepCost) -> StepCost:
     told_s = (told.fixed_s, told.row_s, told.context_token_s, told.prefill_token_s)
     more_row_s = tuple(told.more_row_s[: len(ROW_COUNTS)])
     cost = StepCost(*told_s, told.attention_pair_s, told.upper_ratio, told.num_steps, more_row_s)
+    cost = cost._replace(num_trials=told.num_trials)
     parts = (*cost[:5], cost.upper_ratio, *more_row_s)
     if not all(0.0 <= each <= _MOST_S for each in parts):  # nor is what is not a number
         return StepCost()

@@ -14,6 +14,7 @@ from diptych.engine.scheduling.step_trials import (
     NUM_PASSES,
     StepTrial,
     decode_trials,
+    looks_s,
     prompt_trials,
 )
 from diptych.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep
 
 IN_A_ROW: Final = 4  # of a trial, where a device has several steps at a time
 _MOST_S: Final = 3.0  # of either kind, and as much again where too few of it ran
+_MOST_OF_ONE_S: Final = _MOST_S / 4  # so that a long one leaves time for all others, twice
 _MOST_TOKENS: Final = 4096  # of KV that all trials write and read
 _GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True)
 
@@ -68,35 +70,39 @@ class TrialRunner:
         clock: Callable[[], float],
         progress: Callable[[float], None],
     ) -> list[MeasuredStep]:
-        """All of one kind in two passes, each of which has half of the time.
+        """All of one kind in two passes, but those that look too long.
 
-        What would probably end behind that is not begun. The shortest ones are repeated where
-        otherwise too few ran for anything to be relied on.
+        Where the time is over before anything could be relied on there is as much again. Where
+        there are few to try they are repeated until enough ran.
         """
-        begin_s = clock()
+        until_s = clock() + _MOST_S
         ran: list[StepTrial] = []
         least_s: dict[StepTrial, float] = {}
+        took_s: dict[int, float] = {}  # with so many tokens, waiting and launching included
 
-        def run(trial: StepTrial) -> float:
-            """Seconds that each of its tokens took."""
-            duration_s = self._duration_s(trial)
-            least_s[trial] = min(duration_s, least_s.get(trial, math.inf))
+        def run(trial: StepTrial) -> None:
+            begun_s = clock()
+            least_s[trial] = min(self._duration_s(trial), least_s.get(trial, math.inf))
+            took_s[trial.num_tokens] = clock() - begun_s
             ran.append(trial)
             progress(min(1.0, len(ran) / max(NUM_KNOWN_STEPS, NUM_PASSES * len(trials))))
-            return duration_s / trial.num_tokens
 
-        token_s = 0.0
+        def is_over() -> bool:
+            return clock() > until_s + _MOST_S * (len(ran) < NUM_KNOWN_STEPS)
+
         for trial in trials:
-            if clock() + token_s * trial.num_tokens > begin_s + _MOST_S / NUM_PASSES:
+            if clock() > until_s:
                 break
-            token_s = run(trial)
-        shortest_first = tuple(ran)
-        for trial in reversed(shortest_first):
-            if clock() > begin_s + _MOST_S:
-                break
-            run(trial)
-        for trial in itertools.cycle(shortest_first):
-            if len(ran) >= NUM_KNOWN_STEPS or clock() > begin_s + 2 * _MOST_S:
+            if looks_s(trial.num_tokens, took_s) < _MOST_OF_ONE_S:
+                run(trial)
+        shortest_first, are_all = tuple(ran), clock() <= until_s
+        if are_all or NUM_PASSES * len(ran) >= NUM_KNOWN_STEPS:
+            for trial in reversed(shortest_first):
+                if is_over():
+                    break
+                run(trial)
+        for trial in itertools.cycle(shortest_first if are_all else ()):
+            if len(ran) >= NUM_KNOWN_STEPS or is_over():
                 break
             run(trial)
         return [MeasuredStep(trial.work, least_s[trial]) for trial in ran]

@@ -178,7 +178,7 @@ class StepModel(_message.Message):
     def __init__(self, decode: _Optional[_Union[StepCost, _Mapping]] = ..., prefill: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
 
 class StepCost(_message.Message):
-    __slots__ = ("fixed_s", "row_s", "context_token_s", "prefill_token_s", "attention_pair_s", "upper_ratio", "num_steps", "more_row_s")
+    __slots__ = ("fixed_s", "row_s", "context_token_s", "prefill_token_s", "attention_pair_s", "upper_ratio", "num_steps", "more_row_s", "num_trials")
     FIXED_S_FIELD_NUMBER: _ClassVar[int]
     ROW_S_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,7 @@ class StepCost(_message.Message):
     UPPER_RATIO_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     MORE_ROW_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRIALS_FIELD_NUMBER: _ClassVar[int]
     fixed_s: float
     row_s: float
     context_token_s: float
@@ -195,7 +196,8 @@ class StepCost(_message.Message):
     upper_ratio: float
     num_steps: int
     more_row_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, fixed_s: _Optional[float] = ..., row_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., attention_pair_s: _Optional[float] = ..., upper_ratio: _Optional[float] = ..., num_steps: _Optional[int] = ..., more_row_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_trials: int
+    def __init__(self, fixed_s: _Optional[float] = ..., row_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., attention_pair_s: _Optional[float] = ..., upper_ratio: _Optional[float] = ..., num_steps: _Optional[int] = ..., more_row_s: _Optional[_Iterable[float]] = ..., num_trials: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")

@@ -22,7 +22,6 @@ from router.placement.forecast import (
     of_prompts,
 )
 from router.placement.glance import (
-    busy_workers,
     has_all_room,
     idle,
     looks_apart_s,
@@ -45,7 +44,7 @@ from router.placement.loss import (
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
-from router.placement.probes import Probes
+from router.placement.probes import Probes, perhaps_in_time
 from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.types import (
@@ -163,21 +162,18 @@ class Predicted:
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         is_probe = query.may_refuse and best[0][1].num_barring > _MOST_MISSED
         if is_probe:
-            idle = {view.worker for view in snapshot.decode if not view.num_sequences}
-            due = idle.intersection(self._probes.due)
-            busy = busy_workers(snapshot)
-            tried = [
-                (loss, outlook)
-                for loss, outlook in weighed
-                if outlook.decode in due or self._probes.is_first(outlook, query.objectives, busy)
-            ]
-            if not tried and not self._probes.is_due:
-                ttft_s = min(outlook.ttft_s for _, outlook in weighed)
-                self._held = _Held(_aimless(query), snapshot, ttft_s)
-                self.has_declined = True
-                return None
+            tried = perhaps_in_time(weighed, query.objectives, snapshot)
+            if not tried:
+                idle = {view.worker for view in snapshot.decode if not view.num_sequences}
+                due = idle.intersection(self._probes.due)
+                tried = [each for each in weighed if each[1].decode in due]
+                if not tried and not self._probes.is_due:
+                    ttft_s = min(outlook.ttft_s for _, outlook in weighed)
+                    self._held = _Held(_aimless(query), snapshot, ttft_s)
+                    self.has_declined = True
+                    return None
+                self._probes.probed()
             best = nsmallest(_NUM_TOLD, tried or weighed, key=lambda each: each[0])
-            self._probes.probed()
         chosen = best[0][1]
         self._probes.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
@@ -261,7 +257,7 @@ class Predicted:
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._probes.came(forecast.chosen.prefill, forecast.chosen.decode)
+        self._probes.came()
         foretold_s = forecast.chosen.ttft_s - forecast.overhead_s
         self._overhead.came_true(ttft_s, foretold_s, is_probe=forecast.is_probe)
 

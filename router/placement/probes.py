@@ -3,18 +3,29 @@
 A forecast that is wrong is corrected by what comes of placements. So one is placed where many were
 refused in a row; and one on a worker that was idle while many were refused, and that looked too
 slow for each of them, whatever others do: its steps may look slow for what the machine did once.
-And one on idle workers of which nothing has come yet: what they timed before they were ready may
-have been slowed by all that starts with them.
+And those on idle workers that computed hardly anything for anybody yet: what they timed before they
+were ready may have been slowed by all that starts with them.
 """
 
-from collections import Counter
-from collections.abc import Collection
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from typing import Final, TypeVar
 
-from router.placement.types import Objectives, Outlook, WorkerId
+from diptych.step_model import StepModel
+from router.placement.glance import busy_workers
+from router.placement.types import (
+    DecodeView,
+    Objectives,
+    Outlook,
+    PrefillView,
+    Snapshot,
+    WorkerId,
+)
+
+L = TypeVar("L")
 
 _AFTER: Final = 16  # refusals
-_MOST_SLOWED: Final = 2.0  # times, that what a worker timed at its start is taken for
+_MOST_SLOWED: Final = 2.0  # times, by what starts beside a worker
 
 
 class Probes:
@@ -23,12 +34,10 @@ class Probes:
     def __init__(self) -> None:
         self._num_in_row = 0  # refusals since one was placed or a first token came
         self._num_while_idle: Counter[WorkerId] = Counter()  # since one was placed there
-        self._served: set[WorkerId] = set()  # a first token came from there
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self._num_while_idle.pop(worker, None)
-        self._served.discard(worker)
 
     def refused(self, slow: Collection[WorkerId], busy: Collection[WorkerId]) -> None:
         """One was; ``slow`` are idle and would have missed its pace, ``busy`` are not idle."""
@@ -49,10 +58,9 @@ class Probes:
         self._num_in_row = 0
         self._num_while_idle.clear()
 
-    def came(self, *workers: WorkerId | None) -> None:
-        """A first token did, from these."""
+    def came(self) -> None:
+        """A first token did."""
         self._num_in_row = 0
-        self._served.update(worker for worker in workers if worker is not None)
 
     @property
     def is_due(self) -> bool:
@@ -64,17 +72,29 @@ class Probes:
         """On which of them, if it is to be one of these."""
         return {worker for worker, num in self._num_while_idle.items() if num >= _AFTER}
 
-    def is_first(
-        self, outlook: Outlook, objectives: Objectives, busy: Collection[WorkerId]
-    ) -> bool:
-        """Whether its workers look too slow by what one timed before it was ready, and no more.
 
-        Nothing came yet from one of them, none is busy, and half of what is foretold would do.
-        """
-        workers = {outlook.decode, outlook.prefill or outlook.decode}
-        if workers <= self._served or not workers.isdisjoint(busy):
-            return False
-        foretold_s = outlook.ttft_s, outlook.tpot_s
-        if objectives.kept_by(*foretold_s):
-            return False
-        return objectives.kept_by(*(each_s / _MOST_SLOWED for each_s in foretold_s))
+def perhaps_in_time(
+    weighed: Iterable[tuple[L, Outlook]], objectives: Objectives, snapshot: Snapshot
+) -> list[tuple[L, Outlook]]:
+    """Of those that look too slow the ones that do by trials of idle workers, and no more.
+
+    Who computed hardly anything for requests yet may have timed up to twice what it takes.
+    """
+    busy, models = busy_workers(snapshot), _models(snapshot)
+    found = []
+    for loss, outlook in weighed:
+        computing, decoding = outlook.prefill or outlook.decode, outlook.decode
+        if objectives.kept_by(outlook.ttft_s, outlook.tpot_s) or {computing, decoding} & busy:
+            continue
+        prefill, decode = models[computing].prefill, models[decoding].decode
+        ttft_s = outlook.ttft_s / (_MOST_SLOWED if prefill.is_doubted else 1.0)
+        tpot_s = outlook.tpot_s / (_MOST_SLOWED if decode.is_doubted else 1.0)
+        if objectives.kept_by(ttft_s, tpot_s):
+            found.append((loss, outlook))
+    return found
+
+
+def _models(snapshot: Snapshot) -> defaultdict[WorkerId, StepModel]:
+    views: tuple[PrefillView | DecodeView, ...] = (*snapshot.prefill, *snapshot.decode)
+    known = {view.worker: view.engine.model for view in views if view.engine is not None}
+    return defaultdict(StepModel, known)

@@ -67,12 +67,10 @@ def test_each_trial_is_what_it_says_and_leaves_no_trace(
 
 
 def test_a_slow_model_is_not_tried_for_long(tmp_path: Path) -> None:
-    """One trial in the half of the time that a pass has, and then for twice all of it."""
     runner = Watched(write_tiny_model(tmp_path, "llama"), CPU, 200)
     ratios: list[float] = []
     measured = runner.trials().run(ratios.append, ticking(0.9))
-    assert [bool(step.work.num_prefill_tokens) for step in measured] == 5 * [True] + 5 * [False]
-    assert len({step.work for step in measured}) == 2
+    assert [bool(step.work.num_prefill_tokens) for step in measured] == [True, False]
     assert ratios == sorted(ratios)
     assert ratios[-1] == 1.0
 
@@ -84,7 +82,7 @@ class Timed(Watched):
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         work = work_of(plan)
-        duration_s = 8 * LAW.cost_of(work).expected_s(work)
+        duration_s = 6 * LAW.cost_of(work).expected_s(work)
         self.now_s += duration_s
         self.works.append(work)
         output = StepOutput(tokens=(), duration_s=duration_s)
@@ -94,17 +92,18 @@ class Timed(Watched):
 def test_on_a_slow_machine_long_trials_are_left_out_and_both_kinds_are_known(
     tmp_path: Path,
 ) -> None:
-    """A prompt of 512 tokens takes 3.7 s, and 32 rows 0.3."""
+    """A prompt of 512 tokens takes 2.8 s, and 64 rows 0.4."""
     runner = Timed(write_tiny_model(tmp_path, "llama"), CPU, 200)
     trials = TrialRunner(runner, max_batched_tokens=512, max_num_seqs=64)
     model = StepLearner(trials.run(clock=lambda: runner.now_s)).model
     assert model.decode.is_known
     assert model.prefill.is_known
-    assert runner.now_s < 4 * 3.0
+    assert runner.now_s < 2 * 6.5
     assert max(work.num_prefill_tokens for work in runner.works) < 512
     for kind in (lambda work: work.num_prefill_tokens, lambda work: not work.num_prefill_tokens):
         works = [work for work in runner.works if kind(work)]
-        assert works[: len(set(works))] == works[len(set(works)) :][: len(set(works))][::-1]
+        first, second = works[: len(set(works))], works[len(set(works)) :]
+        assert second == first[::-1][: len(second)]
 
 
 class Lawful(Watched):

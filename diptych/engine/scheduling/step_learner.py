@@ -44,6 +44,7 @@ class StepLearner:
         self._num_beyond = [_TRIAL_COUNTS * num for num in self._num_beyond]
         self._decode.doubt()
         self._prefill.doubt()
+        self._num_trials = self._decode.num_samples, self._prefill.num_samples
 
     @property
     def model(self) -> StepModel:
@@ -53,9 +54,13 @@ class StepLearner:
             more * num / (num + _NUM_DOUBTED)
             for more, num in zip(more_rows, self._num_beyond, strict=True)
         )
-        of_decode = StepCost(fixed, row, context, 0.0, 0.0, upper_ratio, num_steps, told)
+        of_decode = StepCost(
+            fixed, row, context, 0.0, 0.0, upper_ratio, num_steps, told, self._num_trials[0]
+        )
         (fixed, row, context, token, pair), upper_ratio, num_steps = self._prefill.learned
-        of_prefill = StepCost(fixed, row, context, token, pair, upper_ratio, num_steps)
+        of_prefill = StepCost(
+            fixed, row, context, token, pair, upper_ratio, num_steps, (), self._num_trials[1]
+        )
         return StepModel(of_decode, of_prefill)
 
     def learn(self, work: StepWork, duration_s: float) -> None:

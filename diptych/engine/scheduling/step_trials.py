@@ -7,6 +7,7 @@ prompts, from a few tokens to all that a step may have, at their beginning and b
 themselves and beside sequences that decode.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork, num_pairs
@@ -70,3 +71,18 @@ def decode_trials(*, max_context: int, max_num_seqs: int) -> list[StepTrial]:
     contexts = sorted({min(16, max_context), max(1, min(max_context, _CONTEXT) // 2)})
     nums_rows = [num for num in _ROWS if num <= max_num_seqs]
     return [StepTrial(num, each) for num in nums_rows for each in contexts]
+
+
+def looks_s(num_tokens: int, took_s: Mapping[int, float]) -> float:
+    """About what a trial takes with more tokens than those that took so long.
+
+    By a line through the two largest, no steeper than one from nothing; of one alone, as it.
+    """
+    if not took_s:
+        return 0.0
+    largest, *smaller = sorted(took_s, reverse=True)
+    if not smaller or num_tokens <= largest:
+        return took_s[largest]
+    slope_s = (took_s[largest] - took_s[smaller[0]]) / (largest - smaller[0])
+    slope_s = min(max(0.0, slope_s), took_s[largest] / largest)
+    return took_s[largest] + slope_s * (num_tokens - largest)

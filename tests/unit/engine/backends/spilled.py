@@ -15,7 +15,7 @@ from unittest.mock import patch
 from diptych.engine.backends.cpu.kernels import loop, processor
 
 _KERNELS: Final = {  # and the loops of each in which the time goes
-    "thin_matmul": ("_multiply", r"tile_\d"),
+    "thin_matmul": ("_multiply", r"(tile|compact_tile_1)_\d"),
     "wide_matmul": ("_multiply", r"multiply_\d"),
     "prefill_loop": ("attend", r"tile_(scores|sums)_\d"),
 }

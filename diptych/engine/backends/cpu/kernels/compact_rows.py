@@ -7,7 +7,6 @@ the same bits on either form.
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
@@ -17,8 +16,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT,
     I8,
     I64,
-    INTEGERS,
-    VECTOR,
+    INT8,
     VectorFunction,
     written,
 )
@@ -48,6 +46,13 @@ def widened_bytes(weight: Weight, num_rows: int) -> int:
     return 0 if isinstance(weight, Tensor) else num_rows * weight.shape[1] * _FLOAT_BYTES
 
 
+def widened(f: VectorFunction, block: Any, block_size: int) -> list[Any]:
+    """The floats that a block stands for, in vectors."""
+    scale, offset = (f.splat(f.load(f.at(block, at), FLOAT)) for at in (0, _FLOAT_BYTES))
+    places = (f.at(block, HEAD_BYTES + first) for first in range(0, block_size, LANES))
+    return [f.fused(f.elements(INT8, place), scale, offset) for place in places]
+
+
 def _write_widen(module: Any, block_size: int) -> Any:
     """(first block, how many, where to, what to fetch): float32, one behind the other.
 
@@ -62,12 +67,9 @@ def _write_widen(module: Any, block_size: int) -> Any:
         for number in range(_UNROLLED):
             block = f.at(blocks, (index, block_bytes), number * block_bytes)
             place = f.at(target, (index, block_size * _FLOAT_BYTES))
-            scale, offset = (f.splat(f.load(f.at(block, at), FLOAT)) for at in (0, _FLOAT_BYTES))
-            for first in range(0, block_size, LANES):
-                numbers = f.load(f.at(block, HEAD_BYTES + first), ir.VectorType(I8, LANES), align=1)
-                floats = f.b.sitofp(f.b.sext(numbers, INTEGERS), VECTOR)
-                value = f.fused(floats, scale, offset)
-                f.store(value, f.at(place, (number * block_size + first) * _FLOAT_BYTES))
+            for vector, value in enumerate(widened(f, block, block_size)):
+                first = number * block_size + vector * LANES
+                f.store(value, f.at(place, first * _FLOAT_BYTES))
 
     f.loop(num_blocks, _UNROLLED, step)
     return f.end()

@@ -4,7 +4,8 @@ A weight is streamed from memory once, whatever the number of rows: that is the 
 of a decode step. A tile of rows of x times a tile of weight rows is kept in vector
 registers, written here as LLVM instructions because no compiler keeps them there by
 itself. While one group of weight rows is used, the next is prefetched. Of a compact weight a
-group is widened first, into memory that stays in the thread's cache.
+group is widened first, into memory that stays in the thread's cache, or, for very few rows of x,
+in the registers.
 
 A row's result has the same bits whatever the other rows are, how many they are, and
 how many threads there are. Needs AVX-512, or AVX2 with FMA. Compiles in a second or
@@ -20,9 +21,12 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.compact_rows import (
     AS_THEY_ARE,
+    BLOCK_SIZES,
+    HEAD_BYTES,
     room,
     row_words,
     widen,
+    widened,
     widened_bytes,
 )
 from diptych.engine.backends.cpu.kernels.loop import (
@@ -49,6 +53,9 @@ SUPPORTED = HAS_FMA
 MIN_COLUMNS = 4  # of the weight's rows: those of one tile
 _TILE_COLUMNS = MIN_COLUMNS
 _TILE_ROWS = 6 if LANES == 16 else 3  # of x; with the operands, this fills the registers
+_COMPACT_ROWS = 2  # of x, at most, for which there are tiles that widen in registers
+# For so few it is faster than through memory; with 16 lanes that is not measured.
+_MOST_COMPACT_ROWS = _COMPACT_ROWS if LANES == 8 else 0
 _BLOCK_COLUMNS = 32  # what a thread takes at a time
 _GROUPS_AHEAD = 2  # of _TILE_COLUMNS, when the next weights are fetched
 
@@ -102,6 +109,13 @@ class _Function(VectorFunction):
         first = b.icmp_signed("<", INTEGERS(list(range(LANES))), self.splat(b.trunc(count, I32)))
         place = b.inttoptr(address, VECTOR.as_pointer())
         return b.call(load, [place, I32(_FLOAT_BYTES), first, ZERO])
+
+    def finish(self, sums: list[Any], bias: Any, y: Any, columns: Any) -> None:
+        """A tile's sums and the bias to rows of y."""
+        offsets = self.load(bias, _QUAD)
+        for r in range(len(sums) // _TILE_COLUMNS):
+            result = self.quad_of_sums(sums[r * _TILE_COLUMNS : (r + 1) * _TILE_COLUMNS])
+            self.store(self.b.fadd(result, offsets), self.at(y, (columns, r * _FLOAT_BYTES)))
 
     def quad_of_sums(self, vectors: list[Any]) -> Any:
         """The sums over the lanes of four vectors, as one vector of four."""
@@ -158,15 +172,48 @@ def _write_tile(module: Any, rows: int, lines: int) -> Any:
         lambda _, *s: added(s, lambda row: f.some(f.at(row, (whole, _FLOAT_BYTES)), left)),
         *sums,
     )
-    offsets = f.load(bias, _QUAD)
-    for r in range(rows):
-        result = f.quad_of_sums(sums[r * _TILE_COLUMNS : (r + 1) * _TILE_COLUMNS])
-        f.store(b.fadd(result, offsets), f.at(y, (columns, r * _FLOAT_BYTES)))
+    f.finish(sums, bias, y, columns)
+    return f.end()
+
+
+def _write_compact_tile(module: Any, rows: int, block_size: int) -> Any:
+    """(x, weight, bias, y, columns, inner, weight_bytes, ahead): the same of a compact weight.
+
+    Its numbers are widened in registers, and fetched from ``ahead`` on. The bits are those of
+    ``_write_tile`` on what ``widen`` makes of them.
+    """
+    f = _Function(module, f"compact_tile_{rows}_{block_size}", 8)
+    x, weight, bias, y, columns, inner, weight_bytes, ahead = f.arguments
+    row_bytes = f.b.mul(inner, I64(_FLOAT_BYTES))
+    x_rows = [f.at(x, (row_bytes, r)) for r in range(rows)]
+    weight_rows = [f.at(weight, (weight_bytes, c)) for c in range(_TILE_COLUMNS)]
+    block_bytes = HEAD_BYTES + block_size
+
+    def step(index: Any, *sums: Any) -> list[Any]:
+        fetched = _TILE_COLUMNS * block_bytes
+        f.fetch(f.at(ahead, (index, fetched)), fetched)
+        more = list(sums)
+        for column, row in enumerate(weight_rows):
+            block = f.at(row, (index, block_bytes))
+            for place, weights in enumerate(widened(f, block, block_size)):
+                at = index, block_size * _FLOAT_BYTES
+                for r, x_row in enumerate(x_rows):
+                    numbers = f.load(f.at(x_row, at, place * LANES * _FLOAT_BYTES))
+                    number = r * _TILE_COLUMNS + column
+                    more[number] = f.fused(numbers, weights, more[number])
+        return more
+
+    num_blocks = f.b.udiv(inner, I64(block_size))
+    sums = f.loop(num_blocks, 1, step, *[ZERO] * (rows * _TILE_COLUMNS))
+    f.finish(sums, bias, y, columns)
     return f.end()
 
 
 _FETCHES = _TILE_COLUMNS + 1  # kinds of tiles of the same rows, by what they fetch
 _tile: Any = written(_write_tile, *product(range(1, _TILE_ROWS + 1), range(_FETCHES)))
+_compact_tile: Any = written(
+    _write_compact_tile, *product(range(1, _COMPACT_ROWS + 1), BLOCK_SIZES)
+)
 
 
 def _blocks(task: Any) -> None:
@@ -178,7 +225,7 @@ def _blocks(task: Any) -> None:
     is_compact = task[_KIND] != AS_THEY_ARE
     # All tiles of a group together fetch a group, evenly, but where widening does.
     lines_of_group = 0 if is_compact else _TILE_COLUMNS
-    widened = room(task[_WIDENED_BYTES])
+    floats = room(task[_WIDENED_BYTES])
     block = next_item(task)
     while block < task[NUM_ITEMS]:
         # Taken early, because its weights are fetched while the last ones of this are used.
@@ -193,10 +240,15 @@ def _blocks(task: Any) -> None:
             if fetched >= end:
                 fetched += following * _BLOCK_COLUMNS - end
             ahead = task[_WEIGHT] + min(fetched, last) * weight_bytes
+            if is_compact and rows <= _MOST_COMPACT_ROWS:
+                kind = (rows - 1) * len(BLOCK_SIZES) + task[_KIND]
+                y = task[_Y] + column * _FLOAT_BYTES
+                _compact_tile(kind, task[_X], weight, bias, y, columns, inner, weight_bytes, ahead)
+                continue
             if is_compact:
                 num_blocks = _TILE_COLUMNS * task[_WEIGHT_BLOCKS]
-                widen(task[_KIND], weight, num_blocks, widened, ahead)
-                weight = widened
+                widen(task[_KIND], weight, num_blocks, floats, ahead)
+                weight = floats
             row = 0
             for tile in range(num_tiles):
                 end_row = rows * (tile + 1) // num_tiles

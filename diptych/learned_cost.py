@@ -31,8 +31,8 @@ _NUM_TRUSTING = 16  # ... after this many
 _PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
 _MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
 _NUM_DOUBTING = 8  # measurements after what is doubted ...
-_CLEARLY_FAST = math.log(1.25)  # ... of which one that is faster by so much, and by more than ...
-_DOUBTED_WEIGHT = 0.5  # ... is usual, moves all that was learned so much of the way
+_CLEARLY_FAST = math.log(1.25)  # ... of which two in a row that are faster by so much, and by ...
+_DOUBTED_WEIGHT = 0.5  # ... more than is usual, move all that was learned so much of the way
 _MOST_UNSOLVED = 16  # measurements between two solutions
 _RIDGE = 1e-6  # of each feature's weight: it holds what measurements leave open
 _MOST_WEIGHT = 1e50  # of a measurement; then all sums are made smaller
@@ -63,6 +63,7 @@ class LearnedCost:
         self._ranked: list[float] = []  # the first measurements' logarithms to what was expected
         self._num_samples = 0
         self._num_doubting = 0  # measurements to come
+        self._log_fast = 0.0  # of the last measurement, if it was that fast
         self._num_unsolved = 0
         self._weight = 1.0  # of the newest measurement in the sums
 
@@ -135,12 +136,14 @@ class LearnedCost:
             is_above = log_ratio > self._log_upper
             self._log_upper = max(0.0, self._log_upper + _RATIO_STEP * (is_above - (1 - _COVERED)))
         if self._num_samples > _NUM_TRUSTING:
-            is_fast = log_ratio < -max(_CLEARLY_FAST, self._log_upper)
             off_pace = max(-_MOST_OFF_PACE, min(_MOST_OFF_PACE, log_ratio))
-            if is_fast and self._num_doubting:
-                self._take_faster(math.exp(_DOUBTED_WEIGHT * off_pace))
+            both_fast = max(self._log_fast, off_pace)
+            if both_fast < 0.0 and self._num_doubting:
+                self._take_faster(math.exp(_DOUBTED_WEIGHT * both_fast))
             else:
                 self._log_pace += _PACE_WEIGHT * off_pace
+            is_fast = log_ratio < -max(_CLEARLY_FAST, self._log_upper)
+            self._log_fast = off_pace if is_fast else 0.0
         self._num_doubting = max(0, self._num_doubting - 1)
 
     def _take_faster(self, ratio: float) -> None:

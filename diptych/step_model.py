@@ -72,11 +72,6 @@ class StepCost(NamedTuple):
     num_trials: int = 0  # of those steps: before the first request
 
     @property
-    def is_doubted(self) -> bool:
-        """Whether hardly any step of a request ran yet: trials may all have been slowed."""
-        return 0 < self.num_trials > self.num_steps - _NUM_DOUBTED
-
-    @property
     def is_known(self) -> bool:
         """Whether enough steps ran to rely on it, and took any time."""
         return self.num_steps >= NUM_KNOWN_STEPS and any(self[:5])
@@ -128,6 +123,13 @@ class StepModel(NamedTuple):
     decode: StepCost = StepCost()
     prefill: StepCost = StepCost()
 
+    @property
+    def is_doubted(self) -> bool:
+        """Whether hardly any step of a request ran yet: trials may all have been slowed."""
+        num_trials = self.decode.num_trials + self.prefill.num_trials
+        num_steps = self.decode.num_steps + self.prefill.num_steps
+        return 0 < num_trials > num_steps - _NUM_DOUBTED
+
     def of_prompts_s(self, work: StepWork, took_s: float) -> float:
         """Of what a step took, what it would not have without its parts of prompts."""
         if not work.num_decode_rows:
@@ -163,7 +165,7 @@ def _cost(told: worker_pb2.StepCost) -> StepCost:
     told_s = (told.fixed_s, told.row_s, told.context_token_s, told.prefill_token_s)
     more_row_s = tuple(told.more_row_s[: len(ROW_COUNTS)])
     cost = StepCost(*told_s, told.attention_pair_s, told.upper_ratio, told.num_steps, more_row_s)
-    cost = cost._replace(num_trials=told.num_trials)
+    cost = cost._replace(num_trials=min(told.num_trials, told.num_steps))
     parts = (*cost[:5], cost.upper_ratio, *more_row_s)
     if not all(0.0 <= each <= _MOST_S for each in parts):  # nor is what is not a number
         return StepCost()

@@ -70,7 +70,7 @@ class TrialRunner:
         clock: Callable[[], float],
         progress: Callable[[float], None],
     ) -> list[MeasuredStep]:
-        """All of one kind in two passes, but those that look too long.
+        """All of one kind in two passes, but long prompts that look too long.
 
         Where the time is over before anything could be relied on there is as much again. Where
         there are few to try they are repeated until enough ran.
@@ -78,12 +78,13 @@ class TrialRunner:
         until_s = clock() + _MOST_S
         ran: list[StepTrial] = []
         least_s: dict[StepTrial, float] = {}
-        took_s: dict[int, float] = {}  # with so many tokens, waiting and launching included
+        took_s: dict[int, float] = {}  # at the least, with so long a prompt, waiting included
 
         def run(trial: StepTrial) -> None:
             begun_s = clock()
             least_s[trial] = min(self._duration_s(trial), least_s.get(trial, math.inf))
-            took_s[trial.num_tokens] = clock() - begun_s
+            length = trial.num_prompt_tokens
+            took_s[length] = min(clock() - begun_s, took_s.get(length, math.inf))
             ran.append(trial)
             progress(min(1.0, len(ran) / max(NUM_KNOWN_STEPS, NUM_PASSES * len(trials))))
 
@@ -93,7 +94,7 @@ class TrialRunner:
         for trial in trials:
             if clock() > until_s:
                 break
-            if looks_s(trial.num_tokens, took_s) < _MOST_OF_ONE_S:
+            if not trial.is_long or looks_s(trial.num_prompt_tokens, took_s) < _MOST_OF_ONE_S:
                 run(trial)
         shortest_first, are_all = tuple(ran), clock() <= until_s
         if are_all or NUM_PASSES * len(ran) >= NUM_KNOWN_STEPS:

@@ -44,7 +44,7 @@ from router.placement.loss import (
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
-from router.placement.probes import Probes, perhaps_in_time
+from router.placement.probes import Probes, most_slowed, perhaps_in_time
 from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.types import (
@@ -160,10 +160,12 @@ class Predicted:
         if not weighed:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
-        is_probe = query.may_refuse and best[0][1].num_barring > _MOST_MISSED
-        if is_probe:
-            tried = perhaps_in_time(weighed, query.objectives, snapshot)
-            if not tried:
+        is_probe = False
+        if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
+            overhead_s = self._overhead.expected_s
+            tried = perhaps_in_time(weighed, query.objectives, snapshot, overhead_s)
+            is_probe = not tried
+            if is_probe:
                 idle = {view.worker for view in snapshot.decode if not view.num_sequences}
                 due = idle.intersection(self._probes.due)
                 tried = [each for each in weighed if each[1].decode in due]
@@ -213,17 +215,19 @@ class Predicted:
         soonest_s = self._soonest_s(query, snapshot, wait_s)
         if soonest_s is None:
             return None
-        ttft_s = wait_s + soonest_s
-        if within_s is not None and ttft_s > within_s:
-            is_hopeless = self._alone_s(query, snapshot) > (
+        slowed, overhead_s = most_slowed(snapshot), self._overhead.expected_s
+        least_s = wait_s + overhead_s + (soonest_s - overhead_s) / slowed
+        if within_s is not None and least_s > within_s:
+            is_hopeless = self._alone_s(query, snapshot) / slowed > (
                 within_s if whole_s is None else whole_s
             )
-            return too_late(ttft_s, query.objectives, None if is_hopeless else self._chance)
+            chance = None if is_hopeless else self._chance
+            return too_late(wait_s + soonest_s, query.objectives, chance)
         paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
         known = [pace_s for pace_s in paces if pace_s is not None]
-        if tpot_s is not None and known and len(known) == len(paces) and min(known) > tpot_s:
-            return too_slow(min(known), tpot_s)
-        return None
+        if tpot_s is None or not known or len(known) < len(paces):
+            return None
+        return too_slow(min(known), tpot_s) if min(known) / slowed > tpot_s else None
 
     def _soonest_s(self, query: Query, snapshot: Snapshot, wait_s: float) -> float | None:
         """When its first token would come if every worker had room; None: it is not known.

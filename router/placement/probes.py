@@ -7,11 +7,11 @@ And those on idle workers that computed hardly anything for anybody yet: what th
 were ready may have been slowed by all that starts with them.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final, TypeVar
 
-from diptych.step_model import StepModel
+from diptych.step_model import StepCost, StepModel
 from router.placement.glance import busy_workers
 from router.placement.types import (
     DecodeView,
@@ -73,28 +73,46 @@ class Probes:
         return {worker for worker, num in self._num_while_idle.items() if num >= _AFTER}
 
 
+def most_slowed(snapshot: Snapshot) -> float:
+    """How many times what is foretold may be too long, as a worker is new."""
+    is_any = any(model.is_doubted for model in _models(snapshot).values())
+    return _MOST_SLOWED if is_any else 1.0
+
+
 def perhaps_in_time(
-    weighed: Iterable[tuple[L, Outlook]], objectives: Objectives, snapshot: Snapshot
+    weighed: Iterable[tuple[L, Outlook]],
+    objectives: Objectives,
+    snapshot: Snapshot,
+    overhead_s: float,
 ) -> list[tuple[L, Outlook]]:
     """Of those that look too slow the ones that do by trials of idle workers, and no more.
 
     Who computed hardly anything for requests yet may have timed up to twice what it takes.
+    ``overhead_s`` of first tokens no worker timed.
     """
-    busy, models = busy_workers(snapshot), _models(snapshot)
+    models = _models(snapshot)
+    doubted = {worker for worker, model in models.items() if model.is_doubted}
+    busy = busy_workers(snapshot) if doubted else set()
     found = []
     for loss, outlook in weighed:
         computing, decoding = outlook.prefill or outlook.decode, outlook.decode
-        if objectives.kept_by(outlook.ttft_s, outlook.tpot_s) or {computing, decoding} & busy:
+        workers = {computing, decoding}
+        if workers.isdisjoint(doubted) or not workers.isdisjoint(busy):
             continue
-        prefill, decode = models[computing].prefill, models[decoding].decode
-        ttft_s = outlook.ttft_s / (_MOST_SLOWED if prefill.is_doubted else 1.0)
-        tpot_s = outlook.tpot_s / (_MOST_SLOWED if decode.is_doubted else 1.0)
-        if objectives.kept_by(ttft_s, tpot_s):
+        of_prompt = _MOST_SLOWED if _is_own(models[computing].prefill, computing, doubted) else 1.0
+        of_token = _MOST_SLOWED if _is_own(models[decoding].decode, decoding, doubted) else 1.0
+        ttft_s = overhead_s + (outlook.ttft_s - overhead_s) / of_prompt
+        if objectives.kept_by(ttft_s, outlook.tpot_s / of_token):
             found.append((loss, outlook))
     return found
 
 
-def _models(snapshot: Snapshot) -> defaultdict[WorkerId, StepModel]:
+def _is_own(cost: StepCost, worker: WorkerId, doubted: Collection[WorkerId]) -> bool:
+    """Whether a doubted worker is judged by its own cost, as it knows one."""
+    return worker in doubted and cost.is_known
+
+
+def _models(snapshot: Snapshot) -> dict[WorkerId, StepModel]:
     views: tuple[PrefillView | DecodeView, ...] = (*snapshot.prefill, *snapshot.decode)
-    known = {view.worker: view.engine.model for view in views if view.engine is not None}
-    return defaultdict(StepModel, known)
+    models = {view.worker: StepModel() for view in views}
+    return models | {view.worker: view.engine.model for view in views if view.engine is not None}

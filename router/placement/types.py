@@ -326,7 +326,7 @@ class Forecast:
     candidates: tuple[Outlook, ...]  # the best, in order; the chosen one is the first
     overhead_s: float = 0.0  # of the first tokens, what was added to steps
     handoff_overhead_s: float = 0.0  # of the gaps of pairs, what was added to pull and steps
-    is_probe: bool = False  # its objectives look lost; it is placed to learn whether they are
+    is_probe: bool = False  # objectives looked lost, as those of many before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A worker times its own steps before the first request, and tells what it found at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
@@ -76,17 +76,23 @@ def test_a_slow_model_is_not_tried_for_long(tmp_path: Path) -> None:
 
 
 class Timed(Watched):
-    """Its steps take what a slow machine's do, on a clock of its own."""
+    """Its steps take so many times what a law says, on a clock of its own, and some 0.8 s more."""
 
-    now_s = 0.0
+    now_s, times = 0.0, 6
+    hiccups: Collection[int] = ()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         work = work_of(plan)
-        duration_s = 6 * LAW.cost_of(work).expected_s(work)
+        duration_s = self.times * LAW.cost_of(work).expected_s(work)
+        duration_s += 0.8 * (len(self.works) in self.hiccups)
         self.now_s += duration_s
         self.works.append(work)
         output = StepOutput(tokens=(), duration_s=duration_s)
         return LaunchedStep(Mock(), lambda step: output)
+
+    def learned(self) -> StepModel:
+        trials = TrialRunner(self, max_batched_tokens=512, max_num_seqs=64)
+        return StepLearner(trials.run(clock=lambda: self.now_s)).model
 
 
 def test_on_a_slow_machine_long_trials_are_left_out_and_both_kinds_are_known(
@@ -94,8 +100,7 @@ def test_on_a_slow_machine_long_trials_are_left_out_and_both_kinds_are_known(
 ) -> None:
     """A prompt of 512 tokens takes 2.8 s, and 64 rows 0.4."""
     runner = Timed(write_tiny_model(tmp_path, "llama"), CPU, 200)
-    trials = TrialRunner(runner, max_batched_tokens=512, max_num_seqs=64)
-    model = StepLearner(trials.run(clock=lambda: runner.now_s)).model
+    model = runner.learned()
     assert model.decode.is_known
     assert model.prefill.is_known
     assert runner.now_s < 2 * 6.5
@@ -104,6 +109,18 @@ def test_on_a_slow_machine_long_trials_are_left_out_and_both_kinds_are_known(
         works = [work for work in runner.works if kind(work)]
         first, second = works[: len(set(works))], works[len(set(works)) :]
         assert second == first[::-1][: len(second)]
+
+
+@pytest.mark.parametrize("hiccup", [0, 1, 3, 11, 28, 29, 40])
+def test_one_that_something_came_between_leaves_out_no_other(hiccup: int, tmp_path: Path) -> None:
+    runner = Timed(write_tiny_model(tmp_path, "llama"), CPU, 200)
+    runner.times, runner.hiccups = 1, (hiccup,)
+    model = runner.learned()
+    assert max(work.num_prefill_tokens for work in runner.works) == 512
+    assert max(work.num_decode_rows for work in runner.works) == 64
+    for work in (StepWork.of_prompt(512, 0), StepWork.of_prompt(20, 0), StepWork(1, 99)):
+        expected_s = LAW.cost_of(work).expected_s(work)
+        assert model.cost_of(work).expected_s(work) == pytest.approx(expected_s, rel=0.05)
 
 
 class Lawful(Watched):

@@ -29,8 +29,9 @@ class StepTrial(NamedTuple):
     prompt_start: int = 0  # tokens before those
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_rows + self.num_prompt_tokens
+    def is_long(self) -> bool:
+        """Whether there are several trials with shorter prompts that say about what it takes."""
+        return self.num_prompt_tokens > _PROMPTS[-1]
 
     @property
     def work(self) -> StepWork:
@@ -74,15 +75,11 @@ def decode_trials(*, max_context: int, max_num_seqs: int) -> list[StepTrial]:
 
 
 def looks_s(num_tokens: int, took_s: Mapping[int, float]) -> float:
-    """About what a trial takes with more tokens than those that took so long.
+    """About what a trial takes with a longer prompt than those that took so long, two at the least.
 
-    By a line through the two largest, no steeper than one from nothing; of one alone, as it.
+    By a line through the two longest, no steeper than one from nothing.
     """
-    if not took_s:
-        return 0.0
-    largest, *smaller = sorted(took_s, reverse=True)
-    if not smaller or num_tokens <= largest:
-        return took_s[largest]
-    slope_s = (took_s[largest] - took_s[smaller[0]]) / (largest - smaller[0])
-    slope_s = min(max(0.0, slope_s), took_s[largest] / largest)
-    return took_s[largest] + slope_s * (num_tokens - largest)
+    longest, shorter, *_ = sorted(took_s, reverse=True)
+    slope_s = (took_s[longest] - took_s[shorter]) / (longest - shorter)
+    slope_s = min(max(0.0, slope_s), took_s[longest] / longest)
+    return took_s[longest] + slope_s * (num_tokens - longest)

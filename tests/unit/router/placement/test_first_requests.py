@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepModel
 from router.placement.types import DecodeView, Objectives, Paired, Snapshot, WorkerId
@@ -11,6 +13,7 @@ from tests.unit.router.placement.predicted_world import (
     D2,
     MODEL,
     P1,
+    P2,
     QUERY,
     made,
     view_d,
@@ -46,7 +49,7 @@ def test_the_first_is_tried(objectives: Objectives) -> None:
     tried = made().place(asked, IDLE)
     assert isinstance(tried, Paired)
     assert tried.forecast is not None
-    assert tried.forecast.is_probe
+    assert not tried.forecast.is_probe, "it says nothing of what first tokens take beside steps"
 
 
 @pytest.mark.parametrize("objectives", [Objectives(0.5), Objectives(9.0, 0.02)])
@@ -67,29 +70,64 @@ def test_it_is_not_tried_where_others_may_be_what_makes_it_late() -> None:
 @pytest.mark.parametrize(
     ("computing", "decoding", "objectives", "is_tried"),
     [
-        (told(24, 7), told(24, 0, 99), Objectives(0.8), True),
-        (told(24, 8), told(24, 0, 0), Objectives(0.8), False),
-        (told(24, 99), told(24, 0, 7), Objectives(None, 0.03), True),
-        (told(24, 0), told(24, 0, 8), Objectives(None, 0.03), False),
+        (told(24, 3, 4), told(24, 0, 99), Objectives(0.8), True),
+        (told(24, 4, 4), told(24, 0, 0), Objectives(0.8), False),
+        (told(24, 99), told(24, 3, 4), Objectives(None, 0.03), True),
+        (told(24, 0), told(24, 4, 4), Objectives(None, 0.03), False),
         (told(24, 99), told(24, 0, 0), Objectives(0.8, 0.03), False),
+        (told(10), told(24, 99, 99), Objectives(0.8), False),
         (MODEL, MODEL, Objectives(0.8), False),
     ],
     ids=[
         "few prompts",
-        "prompts enough",
+        "steps enough",
         "few tokens",
-        "tokens enough",
-        "prompts enough, and too late for it",
+        "steps enough, to decode",
+        "the worker that makes it too late is not new",
+        "too few trials to be judged by",
         "no trials",
     ],
 )
 def test_it_is_tried_until_requests_have_shown_what_steps_take(
     computing: StepModel, decoding: StepModel, objectives: Objectives, *, is_tried: bool
 ) -> None:
-    """Each of the two by the kind of steps that it is asked for."""
     asked = dataclasses.replace(TIGHT, objectives=objectives)
-    snapshot = Snapshot((view_p(P1, 0, computing),), (decoding_only(D1, 0, decoding),))
+    known = decoding_only(D2, 1, told(24, 99, 99))
+    other = view_p(P2, 50_000, told(24, 99, 99))
+    snapshot = Snapshot((view_p(P1, 0, computing), other), (decoding_only(D1, 0, decoding), known))
     assert (made().place(asked, snapshot) is not None) is is_tried
+
+
+@given(ttft_s=st.floats(0.3, 3.0), tpot_s=st.floats(0.01, 0.2))
+def test_who_wants_less_is_not_refused_where_others_are_tried(ttft_s: float, tpot_s: float) -> None:
+    asked = dataclasses.replace(TIGHT, objectives=Objectives(ttft_s, tpot_s))
+    is_placed = made().place(asked, IDLE) is not None
+    assert is_placed is (ttft_s >= 1.2 / 2 and tpot_s >= 0.052 / 2)
+
+
+def test_who_comes_beside_the_first_waits_rather_than_being_refused() -> None:
+    """What it is too slow for is in doubt still."""
+    beside = Snapshot((view_p(P1, 1000, NEW),), (decoding_only(D1, 1, NEW),))
+    policy = made()
+    for objectives in (Objectives(1.3), Objectives(None, 0.03)):
+        asked = dataclasses.replace(TIGHT, objectives=objectives)
+        assert policy.place(asked, beside) is None
+        assert policy.foresee(asked, beside, 0.0) is None
+    hopeless = dataclasses.replace(TIGHT, objectives=Objectives(None, 0.02))
+    assert policy.place(hopeless, beside) is None
+    assert policy.foresee(hopeless, beside, 0.0) is not None
+
+
+def test_what_first_tokens_take_beside_steps_no_worker_timed() -> None:
+    policy = made()
+    first = policy.place(QUERY, IDLE)
+    assert isinstance(first, Paired)
+    assert first.forecast is not None
+    for _ in range(31):
+        policy.came_true(first.forecast, first.forecast.chosen.ttft_s + 5.0)
+    for ttft_s, is_tried in ((5.5, False), (5.8, True)):
+        asked = dataclasses.replace(TIGHT, objectives=Objectives(ttft_s))
+        assert (policy.place(asked, IDLE) is not None) is is_tried
 
 
 def test_of_several_one_that_may_be_in_time_is_taken() -> None:

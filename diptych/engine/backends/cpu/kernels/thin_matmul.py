@@ -54,7 +54,8 @@ MIN_COLUMNS = 4  # of the weight's rows: those of one tile
 _TILE_COLUMNS = MIN_COLUMNS
 _TILE_ROWS = 6 if LANES == 16 else 3  # of x; with the operands, this fills the registers
 _COMPACT_ROWS = 2  # of x, at most, for which there are tiles that widen in registers
-# For so few it is faster than through memory; with 16 lanes that is not measured.
+# For so few it is faster than through memory, though with two a part of x goes to the stack; with
+# 16 lanes that is not measured.
 _MOST_COMPACT_ROWS = _COMPACT_ROWS if LANES == 8 else 0
 _BLOCK_COLUMNS = 32  # what a thread takes at a time
 _GROUPS_AHEAD = 2  # of _TILE_COLUMNS, when the next weights are fetched

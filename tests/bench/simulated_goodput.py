@@ -107,11 +107,14 @@ def learned(done: Iterable[Cell], kind: str, otherwise: StepModel) -> StepModel:
 
 def _median(costs: Sequence[StepCost]) -> StepCost:
     """Of each part of them."""
-    parts = zip(*(cost[:-1] for cost in costs), strict=True)
+    plain = (name for name in StepCost._fields if name.endswith(("_s", "_ratio")))
+    medians = {
+        name: statistics.median(getattr(cost, name) for cost in costs)
+        for name in plain
+        if name != "more_row_s"
+    }
     more = itertools.zip_longest(*(cost.more_row_s for cost in costs), fillvalue=0.0)
-    medians = StepCost(*map(statistics.median, parts))
-    more_row_s = tuple(map(statistics.median, more))
-    return medians._replace(num_steps=costs[0].num_steps, more_row_s=more_row_s)
+    return costs[0]._replace(**medians, more_row_s=tuple(map(statistics.median, more)))
 
 
 def steps_of(cell: Cell, otherwise: StepModel) -> list[StepModel]:

@@ -3,6 +3,8 @@
 import statistics
 from pathlib import Path
 
+import pytest
+
 from diptych.simulation.outcome import Objective
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.workload import Shape
@@ -36,6 +38,7 @@ def test_who_is_refused_would_have_cost_others_more() -> None:
     assert num_others_lost > num_made_it
 
 
+@pytest.mark.timeout(600)  # a hundred simulations: on a slow machine they take minutes
 def test_with_other_noise_refusing_was_right_as_well() -> None:
     bench, goal = made()
     found = list(bench.gains(goal, 1.0, 3))

@@ -27,11 +27,13 @@ class ServiceClasses:
         settings = self._settings.of(request_class)
         ttft_ms = _first(level.ttft_ms, settings.ttft_ms, self._for_all.ttft_ms)
         tpot_ms = _first(level.tpot_ms, settings.tpot_ms, self._for_all.tpot_ms)
+        ttft_s = None if ttft_ms is None else ttft_ms / 1000
         return Claim(
             request_class,
             tenant.name,
-            None if ttft_ms is None else self._clock() + ttft_ms / 1000,
+            None if ttft_s is None else self._clock() + ttft_s,
             None if tpot_ms is None else tpot_ms / 1000,
+            ttft_s,
         )
 
     def claim_without_objectives(self, tenant: Tenant) -> Claim:

@@ -14,6 +14,7 @@ class Claim(NamedTuple):
     tenant: str = ""  # the one without a name is everybody, where nobody is known
     first_token_due_s: float | None = None  # a moment of the monotonic clock; None: no matter
     tpot_s: float | None = None  # between two tokens, on average; None: no matter
+    ttft_s: float | None = None  # from its arrival on, by which the first token is due
 
     @property
     def payer(self) -> bytes:

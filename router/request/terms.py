@@ -78,7 +78,8 @@ class Terms:
         due_s = claim.first_token_due_s
         if due_s is None:
             return Objectives(None, claim.tpot_s)
-        return Objectives(due_s - time.monotonic(), claim.tpot_s, due_s - self._came_s)
+        whole_s = due_s - self._came_s if claim.ttft_s is None else claim.ttft_s
+        return Objectives(due_s - time.monotonic(), claim.tpot_s, whole_s)
 
     def _objectives_then(self) -> Objectives:
         claim = self._request.claim

@@ -33,13 +33,15 @@ def test_the_request_comes_before_its_class_and_that_before_all() -> None:
     settings = ClassesSettings(realtime=ClassSettings(ttft_ms=500), batch=ClassSettings(tpot_ms=90))
     for_all = Objectives(2000, 60)
     assert claim(ServiceLevel(REALTIME), settings=settings, for_all=for_all) == Claim(
-        REALTIME, "", NOW_S + 0.5, 0.06
+        REALTIME, "", NOW_S + 0.5, 0.06, 0.5
     )
     assert claim(ServiceLevel(BATCH), settings=settings, for_all=for_all) == Claim(
-        BATCH, "", NOW_S + 2.0, 0.09
+        BATCH, "", NOW_S + 2.0, 0.09, 2.0
     )
     own = ServiceLevel(REALTIME, 250, 30)
-    assert claim(own, settings=settings, for_all=for_all) == Claim(REALTIME, "", NOW_S + 0.25, 0.03)
+    assert claim(own, settings=settings, for_all=for_all) == Claim(
+        REALTIME, "", NOW_S + 0.25, 0.03, 0.25
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What one request waits by, is charged for, and teaches of its length."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -112,3 +113,16 @@ async def test_what_cannot_be_kept_goes_last_only_where_it_is_not_refused(world:
         config = RouterConfig(model="m", **settings)
         world.services = replace(world.services, config=config)
         assert terms(world, claim).turn().latest_start_s == latest_s
+
+
+def test_who_is_refused_is_told_what_it_asked_for_however_long_it_took_to_be_read(
+    world: World,
+) -> None:
+    """20 ms, of which some went by before it was known how long its prompt is."""
+    now_s = time.monotonic()
+    left = terms(world, Claim(first_token_due_s=now_s + 0.016, ttft_s=0.02)).objectives()
+    assert left.whole_ttft_s == 0.02
+    assert left.ttft_s is not None
+    assert left.ttft_s <= 0.016
+    unasked = terms(world, Claim(first_token_due_s=now_s + 0.016)).objectives()
+    assert unasked.whole_ttft_s == pytest.approx(0.016, abs=0.1)

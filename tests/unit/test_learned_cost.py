@@ -107,24 +107,17 @@ def test_what_is_doubted_is_not_believed_where_some_are_faster() -> None:
     assert all(0.93 < ratio < 1.2 for ratio in ratios[4:])
 
 
-def test_of_what_is_doubted_slower_ones_say_no_more_than_ever() -> None:
+@pytest.mark.parametrize(
+    ("num_as_before", "times"), [(0, 1.7), (8, 0.5)], ids=["slower", "later, and faster"]
+)
+def test_nothing_else_is_taken_otherwise_for_a_doubt(num_as_before: int, times: float) -> None:
     doubted, trusted = LearnedCost(3), LearnedCost(3)
     for learned in (doubted, trusted):
         teach(learned, lambda: 1.0, 40)
-    doubted.doubt()
-    for learned in (doubted, trusted):
-        teach(learned, lambda: 1.7, 3)
-    assert doubted.learned == trusted.learned
-
-
-def test_a_doubt_passes() -> None:
-    doubted, trusted = LearnedCost(3), LearnedCost(3)
-    for learned in (doubted, trusted):
-        teach(learned, lambda: 1.0, 40)
-    doubted.doubt()
-    for learned in (doubted, trusted):
-        teach(learned, lambda: 1.0, 8)
-        teach(learned, lambda: 0.5, 3)
+        if learned is doubted:
+            learned.doubt()
+        teach(learned, lambda: 1.0, num_as_before)
+        teach(learned, lambda: times, 3)
     assert doubted.learned == trusted.learned
 
 

@@ -215,7 +215,8 @@ class Predicted:
         soonest_s = self._soonest_s(query, snapshot, wait_s)
         if soonest_s is None:
             return None
-        slowed, overhead_s = most_slowed(snapshot), self._overhead.expected_s
+        overhead_s = self._overhead.expected_s
+        slowed = most_slowed(*(snapshot.prefill or snapshot.decode))
         least_s = wait_s + overhead_s + (soonest_s - overhead_s) / slowed
         if within_s is not None and least_s > within_s:
             is_hopeless = self._alone_s(query, snapshot) / slowed > (
@@ -223,11 +224,13 @@ class Predicted:
             )
             chance = None if is_hopeless else self._chance
             return too_late(wait_s + soonest_s, query.objectives, chance)
-        paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
-        known = [pace_s for pace_s in paces if pace_s is not None]
+        paces = [(view, alone_s(view, query.num_tokens)) for view in snapshot.decode]
+        known = [(view, pace_s) for view, pace_s in paces if pace_s is not None]
         if tpot_s is None or not known or len(known) < len(paces):
             return None
-        return too_slow(min(known), tpot_s) if min(known) / slowed > tpot_s else None
+        if min(pace_s / most_slowed(view) for view, pace_s in known) <= tpot_s:
+            return None
+        return too_slow(min(pace_s for _, pace_s in known), tpot_s)
 
     def _soonest_s(self, query: Query, snapshot: Snapshot, wait_s: float) -> float | None:
         """When its first token would come if every worker had room; None: it is not known.

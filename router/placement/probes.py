@@ -73,10 +73,10 @@ class Probes:
         return {worker for worker, num in self._num_while_idle.items() if num >= _AFTER}
 
 
-def most_slowed(snapshot: Snapshot) -> float:
-    """How many times what is foretold may be too long, as a worker is new."""
-    is_any = any(model.is_doubted for model in _models(snapshot).values())
-    return _MOST_SLOWED if is_any else 1.0
+def most_slowed(*views: PrefillView | DecodeView) -> float:
+    """How many times too long it may be what these foretell, as one of them is new."""
+    models = (view.engine.model for view in views if view.engine is not None)
+    return _MOST_SLOWED if any(model.is_doubted for model in models) else 1.0
 
 
 def perhaps_in_time(

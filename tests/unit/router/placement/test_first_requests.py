@@ -118,6 +118,21 @@ def test_who_comes_beside_the_first_waits_rather_than_being_refused() -> None:
     assert policy.foresee(hopeless, beside, 0.0) is not None
 
 
+@pytest.mark.parametrize("is_prefill_new", [False, True])
+def test_a_pace_that_no_worker_makes_is_refused_however_new_others_are(
+    *, is_prefill_new: bool
+) -> None:
+    """It would wait for as long as anything may, as nobody comes to a worker of whom none asks."""
+    served = told(24, 99, 99)
+    snapshot = Snapshot(
+        (view_p(P1, 0, NEW if is_prefill_new else served),), (decoding_only(D1, 0, served),)
+    )
+    asked = dataclasses.replace(TIGHT, objectives=Objectives(9.0, 0.03))
+    policy = made()
+    assert policy.place(asked, snapshot) is None
+    assert policy.foresee(asked, snapshot, 0.0) is not None
+
+
 def test_what_first_tokens_take_beside_steps_no_worker_timed() -> None:
     policy = made()
     first = policy.place(QUERY, IDLE)

@@ -1,52 +1,21 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from typing import NamedTuple
 
-from diptych.step_model import StepWork
-from router.placement.eligible import is_pair, usable
+from router.placement.candidates import Loss, Overheads, prompt_work, weigh
 from router.placement.explanation import Explanation
-from router.placement.forecast import (
-    DecodeForecast,
-    PrefillForecast,
-    Queue,
-    Span,
-    alone_s,
-    exposed_s,
-    of_decode,
-    of_prefill,
-    of_prompts,
-)
-from router.placement.glance import (
-    has_all_room,
-    idle,
-    looks_apart_s,
-    looks_to_wait_s,
-    prompt_token_s,
-    taken_alike,
-    tells_decode,
-    tells_prefill,
-    with_room,
-)
-from router.placement.loss import (
-    NO_TOLL,
-    Bystanders,
-    Consequences,
-    Toll,
-    handoff_waits,
-    num_kept_out,
-    slow_ratio,
-)
+from router.placement.forecast import alone_s, of_decode, of_prefill
+from router.placement.glance import has_all_room, idle, prompt_token_s, with_room
 from router.placement.overhead import Overhead
-from router.placement.parting import Parting, Parts
+from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
 from router.placement.probes import Probes, most_slowed, perhaps_in_time
-from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED, near, soonest
-from router.placement.told_paces import ToldPaces, told_paces
+from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED
 from router.placement.types import (
     NO_OBJECTIVES,
     DecodeOnly,
@@ -65,47 +34,8 @@ from router.placement.types import (
 )
 from router.placement.unreachable import too_late, too_slow
 
-_ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
-_PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
-
-
-class _Loss(NamedTuple):
-    """What a candidate costs all whom it concerns; the least is the best."""
-
-    objectives: int  # twentieths of one that is missed because of it, by expectation
-    seconds: float
-    rank: bytes  # among equals
-
-
-class _Source(NamedTuple):
-    """A worker that would compute a prompt for another one."""
-
-    view: PrefillView
-    num_computed: int  # of the prompt's tokens, the last ones
-    computed: PrefillForecast
-    first_token: Span  # with what it takes beside steps
-    late_ratio: float  # how likely that is later than it is wanted
-    toll: Toll  # of those that decode there
-    against: float  # objectives that speak against it, beside those that are missed
-    rank: bytes  # among equals
-
-
-class _Target(NamedTuple):
-    """A worker that would decode what another one computes."""
-
-    view: DecodeView
-    pace: Span
-    told: ToldPaces
-    num_missing: int  # tokens
-    step_s: float  # that runs there when they have come, without prompts; 0: none does
-    prompts: Queue  # that it was given
-    toll: Toll
-    against: float
-    kept_out: float
-    num_output: int  # tokens of the answer, by expectation
-    rank: bytes  # among equals
 
 
 class _Held(NamedTuple):
@@ -182,8 +112,7 @@ class Predicted:
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
         self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
-        overheads = self._overhead.expected_s, self._handoff_overhead.expected_s
-        forecast = Forecast(chosen, told, *overheads, is_probe)
+        forecast = Forecast(chosen, told, *self._overheads, is_probe)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
@@ -253,10 +182,10 @@ class Predicted:
         if not query.needs_prefill:
             views += [view for view in snapshot.decode if view.local_prefill]
         fast = nsmallest(NUM_WEIGHED, views, key=prompt_token_s)
-        holders = self._plain.holders(query)
+        holders, missing = self._plain.holders(query), partial(self._plain.num_missing, query)
         having = [view for view in views if view.worker.incarnation in holders and view not in fast]
         computed = [
-            of_prefill(idle(view), self._prompt(query, view.worker), query.now_s)
+            of_prefill(idle(view), prompt_work(query, missing(view.worker)), query.now_s)
             for view in [*fast, *having[:NUM_HOLDERS]]
         ]
         first_s = [each.first_token.expected_s for each in computed if each is not None]
@@ -282,199 +211,14 @@ class Predicted:
 
     def _weigh(
         self, query: Query, snapshot: Snapshot, *, is_real: bool = True
-    ) -> list[tuple[_Loss, Outlook]]:
-        """Every candidate with its loss; none while a pool's steps are not known.
-
-        Workers part by a real snapshot alone.
-        """
+    ) -> list[tuple[Loss, Outlook]]:
+        """Every candidate with its loss; workers part by a real snapshot alone."""
         parting = self._parting if is_real else copy(self._parting)
-        whole = None if query.needs_prefill else parting.together(snapshot)
-        snapshot = snapshot if whole is None else whole
-        may_prefill, may_decode = usable(query, snapshot)
-        prefills = taken_alike(may_prefill, "prefill")
-        decodes = taken_alike(may_decode, "decode")
-        if not prefills:  # who decodes computes all prompts, and learns by nothing else
-            decodes = taken_alike(decodes, "prefill")
-        if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
-            return []
-        holders = self._plain.holders(query)
-        parts = parting.parts(snapshot)
-        if whole is not None or not any(view.worker in parts.decoding for view in decodes):
-            parts = Parts()  # nobody is there to decode for those who compute
-        missing = partial(self._plain.num_missing, query)
-        near_p = near(prefills, holders, parts.decoding, looks_to_wait_s, missing)
-        near_d = near(decodes, holders, parts.computing, looks_apart_s, missing)
-        computed = [
-            (view, of_prefill(view, self._prompt(query, view.worker), query.now_s, num_passed))
-            for view in near_p
-            for num_passed in (view.num_passed_by(query.payer),)
-        ]
-        decoded = [(view, self._of_decode(query, view, parts)) for view in near_d]
-        known = [(view, forecast) for view, forecast in computed if forecast is not None]
-        paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
-        few_p = soonest(known, parts.decoding, lambda each: each.first_token.expected_s)
-        few_d = soonest(paces, parts.computing, lambda each: each.after.expected_s)
-        targets = [self._target(query, view, pace, parts) for view, pace in few_d]
-        told = {target.view.worker: target.told for target in targets}
-        sources = self._sources(query, snapshot, few_p, parts, told)
-        pairs = (
-            self._pair(query, source, target)
-            for source in sources
-            for target in targets
-            if is_pair(query, source.view, target.view)
-        )
-        there = zip(few_d, targets, strict=True)
-        alone = (self._alone(query, pace, target, parts) for (_, pace), target in there)
-        return [*pairs, *(each for each in alone if each is not None)]
+        return weigh(query, snapshot, self._plain, parting, self._overheads)
 
-    def _sources(
-        self,
-        query: Query,
-        snapshot: Snapshot,
-        few: Sequence[tuple[PrefillView, PrefillForecast]],
-        parts: Parts,
-        known: Mapping[WorkerId, ToldPaces],
-    ) -> list[_Source]:
-        workers = {view.worker for view, _ in few}
-        decoding = {view.worker: view for view in snapshot.decode if view.worker in workers}
-        sources = []
-        for view, computed in few:
-            beside = decoding.get(view.worker)
-            running = None if beside is None else of_decode(beside, query.num_tokens)
-            toll, against = NO_TOLL, 0.0
-            if beside is not None and running is not None:
-                stalled_s = computed.stall_s(running.before.expected_s)
-                there = running._replace(after=running.before)
-                told = known.get(view.worker) or told_paces(beside, running, query.num_tokens)
-                told = told.beside(computed)._replace(after=told.before)  # it decodes elsewhere
-                toll = _toll(query, Bystanders(there, stalled_s, beside.promised, told))
-                against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
-            first = computed.first_token.later(self._overhead.expected_s)
-            late_ratio = _late_ratio(query, first)
-            num_computed = self._prompt(query, view.worker).num_prefill_tokens
-            rank = self._plain.rank(view.worker)
-            sources.append(
-                _Source(view, num_computed, computed, first, late_ratio, toll, against, rank)
-            )
-        return sources
-
-    def _target(
-        self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
-    ) -> _Target:
-        told = told_paces(view, pace, query.num_tokens)
-        toll = _toll(query, Bystanders(pace, 0.0, view.promised, told))
-        num_missing = self._plain.num_missing(query, view.worker)
-        step_s = pace.before.expected_s if pace.num_rows else 0.0
-        is_astray = view.worker in parts.computing
-        kept_out = self._num_kept_out(query, view, pace) if is_astray else 0.0
-        against = _ASTRAY * is_astray
-        return _Target(
-            view,
-            pace.after,
-            told,
-            num_missing,
-            step_s,
-            of_prompts(view, query.now_s),
-            toll,
-            against,
-            kept_out,
-            _num_output(query),
-            self._plain.rank(view.worker),
-        )
-
-    def _of_decode(self, query: Query, view: DecodeView, parts: Parts) -> DecodeForecast | None:
-        """Its pace there; of a worker whose part is to decode as if it went on with prompts only
-        where the request does not keep them out.
-        """
-        if view.worker not in parts.decoding or not view.prefill_time_ratio:
-            return of_decode(view, query.num_tokens)
-        plain = of_decode(replace(view, prefill_time_ratio=0.0), query.num_tokens)
-        if plain is None:
-            return None
-        ratio = view.prefill_time_ratio * (1.0 - self._num_kept_out(query, view, plain))
-        return of_decode(replace(view, prefill_time_ratio=ratio), query.num_tokens)
-
-    def _num_kept_out(self, query: Query, view: DecodeView, pace: DecodeForecast) -> float:
-        prompt_s = self._parting.prompt_s(view)
-        return num_kept_out(prompt_s, pace.after, query.objectives.tpot_s, _num_output(query))
-
-    def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
-        handoff_s = self._handoff_overhead.expected_s
-        handoff_s += exposed_s(
-            source.view, target.view, target.num_missing, source.num_computed, source.computed
-        )
-        waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
-        tpot_s = query.objectives.tpot_s
-        slow = slow_ratio(target.pace, tpot_s, target.num_output, handoff_s, waits_s)
-        wait_s = sum(waits_s) / (len(waits_s) or 1)
-        tolls = (target.toll, source.toll)
-        come = Consequences(
-            source.first_token, source.late_ratio, target.pace, slow, tolls, handoff_s, wait_s
-        )
-        return _valued(target, come, source.against + target.against, source)
-
-    def _alone(
-        self, query: Query, pace: DecodeForecast, target: _Target, parts: Parts
-    ) -> tuple[_Loss, Outlook] | None:
-        """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
-        view = target.view
-        if not view.local_prefill or query.needs_prefill:
-            return None
-        computed = of_prefill(view, self._prompt(query, view.worker), query.now_s)
-        if computed is None:
-            return None
-        first = computed.first_token.later(self._overhead.expected_s)
-        told = target.told.beside(computed)
-        stalled_s = computed.stall_s(pace.before.expected_s)
-        toll = _toll(query, Bystanders(pace, stalled_s, view.promised, told))
-        slow = slow_ratio(pace.after, query.objectives.tpot_s, target.num_output)
-        come = Consequences(first, _late_ratio(query, first), pace.after, slow, (toll,))
-        is_astray = bool(pace.num_rows) and view.worker in parts.decoding
-        is_astray |= view.worker in parts.computing
-        return _valued(target, come, _ASTRAY * is_astray)
-
-    def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
-        """What ``worker`` would have to compute of the prompt; its last token at the least."""
-        num_cached = query.num_tokens - self._plain.num_missing(query, worker)
-        return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
-
-
-def _valued(
-    target: _Target, come: Consequences, against: float, source: _Source | None = None
-) -> tuple[_Loss, Outlook]:
-    """What speaks against it beside those that it concerns: ``against``, in objectives, and
-    prompts that it would keep out of where they ought to be computed. Without a source the target
-    computes the prompt itself.
-    """
-    missed, seconds = come.missed, come.seconds(target.num_output)
-    num_lost = missed.num_all + against + target.kept_out
-    rank = target.rank if source is None else target.rank + source.rank
-    outlook = Outlook(
-        None if source is None else source.view.worker,
-        target.view.worker,
-        come.first_token.expected_s,
-        come.pace.expected_s,
-        missed.num_all,
-        seconds,
-        missed.num_barring + target.kept_out,
-        missed.num_own,
-        0.0 if source is None else come.gap_s,
-    )
-    return _Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank), outlook
-
-
-def _num_output(query: Query) -> int:
-    """Tokens of its answer, by expectation."""
-    return max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
-
-
-def _late_ratio(query: Query, first_token: Span) -> float:
-    within_s = query.objectives.ttft_s
-    return 0.0 if within_s is None else first_token.miss_ratio(within_s)
-
-
-def _toll(query: Query, bystanders: Bystanders) -> Toll:
-    return bystanders.toll(query.objectives.tpot_s, _num_output(query))
+    @property
+    def _overheads(self) -> Overheads:
+        return Overheads(self._overhead.expected_s, self._handoff_overhead.expected_s)
 
 
 def _is_too_slow(view: DecodeView, query: Query) -> bool:

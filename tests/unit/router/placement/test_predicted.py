@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepModel, StepWork
-from router.placement import predicted
+from router.placement import candidates
 from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.promises import Promise, promised
 from router.placement.types import (
@@ -337,7 +337,7 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
         rolled.append(view.worker)
         return of_prefill(view, prompt, now_s, num_passed)
 
-    monkeypatch.setattr(predicted, "of_prefill", counted)
+    monkeypatch.setattr(candidates, "of_prefill", counted)
     counts = []
     for num in (50, 500):
         policy = made()

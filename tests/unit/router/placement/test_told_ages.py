@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diptych.step_model import StepWork
-from router.placement import predicted
+from router.placement import candidates
 from router.placement.forecast import of_prefill
 from router.placement.types import (
     DecodeOnly,
@@ -99,7 +99,7 @@ def test_what_was_weighed_for_a_place_is_of_use_a_moment_later(
         rolled.append(view)
         return of_prefill(view, *args)
 
-    monkeypatch.setattr(predicted, "of_prefill", counted)
+    monkeypatch.setattr(candidates, "of_prefill", counted)
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 20),))
     asked = dataclasses.replace(ASKED, objectives=Objectives(3.0, 0.1), may_refuse=True)
     assert policy.place(asked, snapshot) is None

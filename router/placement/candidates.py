@@ -1,0 +1,315 @@
+"""Every placement that a request may have, and what each would cost everybody. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from diptych.step_model import StepWork
+from router.placement.eligible import is_pair, usable
+from router.placement.forecast import (
+    DecodeForecast,
+    PrefillForecast,
+    Queue,
+    Span,
+    exposed_s,
+    of_decode,
+    of_prefill,
+    of_prompts,
+)
+from router.placement.glance import (
+    looks_apart_s,
+    looks_to_wait_s,
+    taken_alike,
+    tells_decode,
+    tells_prefill,
+)
+from router.placement.loss import (
+    NO_TOLL,
+    Bystanders,
+    Consequences,
+    Toll,
+    handoff_waits,
+    num_kept_out,
+    slow_ratio,
+)
+from router.placement.parting import Parting, Parts
+from router.placement.policy import LeastLoaded
+from router.placement.shortlist import near, soonest
+from router.placement.told_paces import ToldPaces, told_paces
+from router.placement.types import (
+    DecodeView,
+    Outlook,
+    PrefillView,
+    Query,
+    Snapshot,
+    WorkerId,
+)
+
+_ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
+_PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
+
+
+class Loss(NamedTuple):
+    """What a candidate costs all whom it concerns; the least is the best."""
+
+    objectives: int  # twentieths of one that is missed because of it, by expectation
+    seconds: float
+    rank: bytes  # among equals
+
+
+class Overheads(NamedTuple):
+    """What things take beside steps, as learned. Seconds."""
+
+    first_token_s: float
+    handoff_s: float  # and beside its pull
+
+
+class _Source(NamedTuple):
+    """A worker that would compute a prompt for another one."""
+
+    view: PrefillView
+    num_computed: int  # of the prompt's tokens, the last ones
+    computed: PrefillForecast
+    first_token: Span  # with what it takes beside steps
+    late_ratio: float  # how likely that is later than it is wanted
+    toll: Toll  # of those that decode there
+    against: float  # objectives that speak against it, beside those that are missed
+    rank: bytes  # among equals
+
+
+class _Target(NamedTuple):
+    """A worker that would decode what another one computes."""
+
+    view: DecodeView
+    pace: DecodeForecast
+    told: ToldPaces
+    num_missing: int  # tokens
+    step_s: float  # that runs there when they have come, without prompts; 0: none does
+    prompts: Queue  # that it was given
+    toll: Toll
+    against: float
+    kept_out: float
+    rank: bytes  # among equals
+
+
+def weigh(
+    query: Query,
+    snapshot: Snapshot,
+    plain: LeastLoaded,
+    parting: Parting,
+    overheads: Overheads,
+) -> list[tuple[Loss, Outlook]]:
+    """Every candidate with its loss; none while a pool's steps are not known.
+
+    Every pair of a prefill and a decode worker is one, and each decode worker that may compute
+    prompts by itself. ``plain`` knows what prefixes are cached where; workers of both roles stay
+    parted by ``parting``, or part anew.
+    """
+    whole = None if query.needs_prefill else parting.together(snapshot)
+    snapshot = snapshot if whole is None else whole
+    may_prefill, may_decode = usable(query, snapshot)
+    prefills = taken_alike(may_prefill, "prefill")
+    decodes = taken_alike(may_decode, "decode")
+    if not prefills:  # who decodes computes all prompts, and learns by nothing else
+        decodes = taken_alike(decodes, "prefill")
+    if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
+        return []
+    parts = parting.parts(snapshot)
+    if whole is not None or not any(view.worker in parts.decoding for view in decodes):
+        parts = Parts()  # nobody is there to decode for those who compute
+    candidates = _Candidates(query, plain, parting, parts, overheads)
+    return candidates.weighed(snapshot, prefills, decodes)
+
+
+def prompt_work(query: Query, num_missing: int) -> StepWork:
+    """What a worker that misses so many tokens would have to compute; the last one at the least."""
+    num_cached = query.num_tokens - num_missing
+    return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+class _Candidates:
+    """Those of one request, where workers have these ``parts``."""
+
+    def __init__(
+        self,
+        query: Query,
+        plain: LeastLoaded,
+        parting: Parting,
+        parts: Parts,
+        overheads: Overheads,
+    ) -> None:
+        self._query = query
+        self._plain = plain
+        self._parting = parting
+        self._parts = parts
+        self._overheads = overheads
+        self._ttft_s, self._tpot_s, _ = query.objectives
+        num_output = min(query.num_output_tokens, query.num_max_tokens - query.num_tokens)
+        self._num_output = max(1, num_output)  # tokens of the answer, by expectation
+        self._missing: dict[WorkerId, int] = {}
+
+    def weighed(
+        self, snapshot: Snapshot, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
+    ) -> list[tuple[Loss, Outlook]]:
+        query, parts = self._query, self._parts
+        holders = self._plain.holders(query)
+        near_p = near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing)
+        near_d = near(decodes, holders, parts.computing, looks_apart_s, self._num_missing)
+        computed = [
+            (view, of_prefill(view, self._prompt(view.worker), query.now_s, num_passed))
+            for view in near_p
+            for num_passed in (view.num_passed_by(query.payer),)
+        ]
+        decoded = [(view, self._of_decode(view)) for view in near_d]
+        known = [(view, forecast) for view, forecast in computed if forecast is not None]
+        paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
+        few_p = soonest(known, parts.decoding, lambda each: each.first_token.expected_s)
+        few_d = soonest(paces, parts.computing, lambda each: each.after.expected_s)
+        targets = [self._target(view, pace) for view, pace in few_d]
+        told = {target.view.worker: target.told for target in targets}
+        sources = self._sources(snapshot, few_p, told)
+        pairs = (
+            self._pair(source, target)
+            for source in sources
+            for target in targets
+            if is_pair(query, source.view, target.view)
+        )
+        alone = map(self._alone, targets)
+        return [*pairs, *(each for each in alone if each is not None)]
+
+    def _sources(
+        self,
+        snapshot: Snapshot,
+        few: Sequence[tuple[PrefillView, PrefillForecast]],
+        known: Mapping[WorkerId, ToldPaces],
+    ) -> list[_Source]:
+        num_tokens = self._query.num_tokens
+        workers = {view.worker for view, _ in few}
+        decoding = {view.worker: view for view in snapshot.decode if view.worker in workers}
+        sources = []
+        for view, computed in few:
+            beside = decoding.get(view.worker)
+            running = None if beside is None else of_decode(beside, num_tokens)
+            toll, against = NO_TOLL, 0.0
+            if beside is not None and running is not None:
+                stalled_s = computed.stall_s(running.before.expected_s)
+                there = running._replace(after=running.before)
+                told = known.get(view.worker) or told_paces(beside, running, num_tokens)
+                told = told.beside(computed)._replace(after=told.before)  # it decodes elsewhere
+                toll = self._toll(Bystanders(there, stalled_s, beside.promised, told))
+                is_astray = running.num_rows and view.worker in self._parts.decoding
+                against = _ASTRAY * bool(is_astray)
+            first = computed.first_token.later(self._overheads.first_token_s)
+            num_computed = self._prompt(view.worker).num_prefill_tokens
+            late_ratio, rank = self._late_ratio(first), self._plain.rank(view.worker)
+            sources.append(
+                _Source(view, num_computed, computed, first, late_ratio, toll, against, rank)
+            )
+        return sources
+
+    def _target(self, view: DecodeView, pace: DecodeForecast) -> _Target:
+        query = self._query
+        told = told_paces(view, pace, query.num_tokens)
+        is_astray = view.worker in self._parts.computing
+        return _Target(
+            view,
+            pace,
+            told,
+            self._num_missing(view.worker),
+            pace.before.expected_s if pace.num_rows else 0.0,
+            of_prompts(view, query.now_s),
+            self._toll(Bystanders(pace, 0.0, view.promised, told)),
+            _ASTRAY * is_astray,
+            self._num_kept_out(view, pace) if is_astray else 0.0,
+            self._plain.rank(view.worker),
+        )
+
+    def _of_decode(self, view: DecodeView) -> DecodeForecast | None:
+        """Its pace there; of a worker whose part is to decode as if it went on with prompts only
+        where the request does not keep them out.
+        """
+        num_tokens = self._query.num_tokens
+        if view.worker not in self._parts.decoding or not view.prefill_time_ratio:
+            return of_decode(view, num_tokens)
+        plain = of_decode(replace(view, prefill_time_ratio=0.0), num_tokens)
+        if plain is None:
+            return None
+        ratio = view.prefill_time_ratio * (1.0 - self._num_kept_out(view, plain))
+        return of_decode(replace(view, prefill_time_ratio=ratio), num_tokens)
+
+    def _num_kept_out(self, view: DecodeView, pace: DecodeForecast) -> float:
+        prompt_s = self._parting.prompt_s(view)
+        return num_kept_out(prompt_s, pace.after, self._tpot_s, self._num_output)
+
+    def _pair(self, source: _Source, target: _Target) -> tuple[Loss, Outlook]:
+        handoff_s = self._overheads.handoff_s
+        handoff_s += exposed_s(
+            source.view, target.view, target.num_missing, source.num_computed, source.computed
+        )
+        waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
+        pace = target.pace.after
+        slow = slow_ratio(pace, self._tpot_s, self._num_output, handoff_s, waits_s)
+        wait_s = sum(waits_s) / (len(waits_s) or 1)
+        tolls = (target.toll, source.toll)
+        come = Consequences(
+            source.first_token, source.late_ratio, pace, slow, tolls, handoff_s, wait_s
+        )
+        return self._valued(target, come, source.against + target.against, source)
+
+    def _alone(self, target: _Target) -> tuple[Loss, Outlook] | None:
+        """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
+        view, pace, query = target.view, target.pace, self._query
+        if not view.local_prefill or query.needs_prefill:
+            return None
+        computed = of_prefill(view, self._prompt(view.worker), query.now_s)
+        if computed is None:
+            return None
+        first = computed.first_token.later(self._overheads.first_token_s)
+        stalled_s = computed.stall_s(pace.before.expected_s)
+        told = target.told.beside(computed)
+        toll = self._toll(Bystanders(pace, stalled_s, view.promised, told))
+        slow = slow_ratio(pace.after, self._tpot_s, self._num_output)
+        come = Consequences(first, self._late_ratio(first), pace.after, slow, (toll,))
+        is_astray = bool(pace.num_rows) and view.worker in self._parts.decoding
+        is_astray |= view.worker in self._parts.computing
+        return self._valued(target, come, _ASTRAY * is_astray)
+
+    def _valued(
+        self, target: _Target, come: Consequences, against: float, source: _Source | None = None
+    ) -> tuple[Loss, Outlook]:
+        """What speaks against it beside those that it concerns: ``against``, in objectives, and
+        prompts that it would keep out of where they ought to be computed. Without a source the
+        target computes the prompt itself.
+        """
+        missed, seconds = come.missed, come.seconds(self._num_output)
+        num_lost = missed.num_all + against + target.kept_out
+        rank = target.rank if source is None else target.rank + source.rank
+        outlook = Outlook(
+            None if source is None else source.view.worker,
+            target.view.worker,
+            come.first_token.expected_s,
+            come.pace.expected_s,
+            missed.num_all,
+            seconds,
+            missed.num_barring + target.kept_out,
+            missed.num_own,
+            0.0 if source is None else come.gap_s,
+        )
+        return Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank), outlook
+
+    def _late_ratio(self, first_token: Span) -> float:
+        return 0.0 if self._ttft_s is None else first_token.miss_ratio(self._ttft_s)
+
+    def _toll(self, bystanders: Bystanders) -> Toll:
+        return bystanders.toll(self._tpot_s, self._num_output)
+
+    def _num_missing(self, worker: WorkerId) -> int:
+        """Tokens of the prompt that are not cached there."""
+        num = self._missing.get(worker)
+        if num is None:
+            num = self._missing[worker] = self._plain.num_missing(self._query, worker)
+        return num
+
+    def _prompt(self, worker: WorkerId) -> StepWork:
+        """What ``worker`` would have to compute of it."""
+        return prompt_work(self._query, self._num_missing(worker))

@@ -59,8 +59,6 @@ from router.ways_in import (
 
 logger = logging.getLogger(__name__)
 
-_PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
-
 
 async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at most.
@@ -134,7 +132,7 @@ def _make_services(
         max_waiting=config.max_queue,
         max_placed=config.max_concurrent,
         schedule=loop.call_soon,
-        schedule_rest=partial(loop.call_later, _PUMP_REST_S),
+        schedule_rest=loop.call_later,
         has_room=lambda payers: cluster.snapshot().has_room_for(payers),
         departures=Departures(loop.time, random.random),
         queue=FairQueue(config.classes.weight_of),

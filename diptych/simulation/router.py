@@ -18,8 +18,6 @@ from router.placement.second_halves import SecondHalves
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 
-_PUMP_REST_S = 0.05  # as in the router: before those are asked whom a pump did not reach
-
 S = TypeVar("S", PrefillSeen, DecodeSeen)
 V = TypeVar("V", PrefillView, DecodeView)
 
@@ -123,7 +121,7 @@ class SimulatedRouter:
             max_waiting=limits.max_queue,
             max_placed=limits.max_concurrent,
             schedule=agenda.soon,
-            schedule_rest=partial(agenda.after, _PUMP_REST_S),
+            schedule_rest=agenda.after,
             has_room=lambda payers: self.snapshot().has_room_for(payers),
             departures=Departures(lambda: agenda.now_s, random.Random(seed).random),
             clock=lambda: agenda.now_s,

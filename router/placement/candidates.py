@@ -77,19 +77,25 @@ class _Source(NamedTuple):
     rank: bytes  # among equals
 
 
-class _Target(NamedTuple):
-    """A worker that would decode what another one computes."""
+class _Decoder(NamedTuple):
+    """A worker that would decode."""
 
     view: DecodeView
     pace: DecodeForecast
     told: ToldPaces
+    num_kept_out: float  # prompts that ought to be computed there, and could not be
+    rank: bytes  # among equals
+
+
+class _Target(NamedTuple):
+    """One that would decode what another worker computes."""
+
+    decoder: _Decoder
     num_missing: int  # tokens
     step_s: float  # that runs there when they have come, without prompts; 0: none does
     prompts: Queue  # that it was given
     toll: Toll
     against: float
-    kept_out: float
-    rank: bytes  # among equals
 
 
 def weigh(
@@ -165,16 +171,17 @@ class _Candidates:
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
         few_p = soonest(known, parts.decoding, lambda each: each.first_token.expected_s)
         few_d = soonest(paces, parts.computing, lambda each: each.after.expected_s)
-        targets = [self._target(view, pace) for view, pace in few_d]
-        told = {target.view.worker: target.told for target in targets}
+        decoders = [self._decoder(view, pace) for view, pace in few_d]
+        told = {decoder.view.worker: decoder.told for decoder in decoders}
         sources = self._sources(snapshot, few_p, told)
+        targets = [self._target(decoder) for decoder in decoders if sources]
         pairs = (
             self._pair(source, target)
             for source in sources
             for target in targets
-            if is_pair(query, source.view, target.view)
+            if is_pair(query, source.view, target.decoder.view)
         )
-        alone = map(self._alone, targets)
+        alone = map(self._alone, decoders)
         return [*pairs, *(each for each in alone if each is not None)]
 
     def _sources(
@@ -207,21 +214,21 @@ class _Candidates:
             )
         return sources
 
-    def _target(self, view: DecodeView, pace: DecodeForecast) -> _Target:
-        query = self._query
-        told = told_paces(view, pace, query.num_tokens)
+    def _decoder(self, view: DecodeView, pace: DecodeForecast) -> _Decoder:
         is_astray = view.worker in self._parts.computing
+        num_kept_out = self._num_kept_out(view, pace) if is_astray else 0.0
+        told = told_paces(view, pace, self._query.num_tokens)
+        return _Decoder(view, pace, told, num_kept_out, self._plain.rank(view.worker))
+
+    def _target(self, decoder: _Decoder) -> _Target:
+        view, pace = decoder.view, decoder.pace
         return _Target(
-            view,
-            pace,
-            told,
+            decoder,
             self._num_missing(view.worker),
             pace.before.expected_s if pace.num_rows else 0.0,
-            of_prompts(view, query.now_s),
-            self._toll(Bystanders(pace, 0.0, view.promised, told)),
-            _ASTRAY * is_astray,
-            self._num_kept_out(view, pace) if is_astray else 0.0,
-            self._plain.rank(view.worker),
+            of_prompts(view, self._query.now_s),
+            self._toll(Bystanders(pace, 0.0, view.promised, decoder.told)),
+            _ASTRAY * (view.worker in self._parts.computing),
         )
 
     def _of_decode(self, view: DecodeView) -> DecodeForecast | None:
@@ -244,21 +251,25 @@ class _Candidates:
     def _pair(self, source: _Source, target: _Target) -> tuple[Loss, Outlook]:
         handoff_s = self._overheads.handoff_s
         handoff_s += exposed_s(
-            source.view, target.view, target.num_missing, source.num_computed, source.computed
+            source.view,
+            target.decoder.view,
+            target.num_missing,
+            source.num_computed,
+            source.computed,
         )
         waits_s = handoff_waits(source.first_token.expected_s, target.step_s, target.prompts)
-        pace = target.pace.after
+        pace = target.decoder.pace.after
         slow = slow_ratio(pace, self._tpot_s, self._num_output, handoff_s, waits_s)
         wait_s = sum(waits_s) / (len(waits_s) or 1)
         tolls = (target.toll, source.toll)
         come = Consequences(
             source.first_token, source.late_ratio, pace, slow, tolls, handoff_s, wait_s
         )
-        return self._valued(target, come, source.against + target.against, source)
+        return self._valued(target.decoder, come, source.against + target.against, source)
 
-    def _alone(self, target: _Target) -> tuple[Loss, Outlook] | None:
+    def _alone(self, decoder: _Decoder) -> tuple[Loss, Outlook] | None:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
-        view, pace, query = target.view, target.pace, self._query
+        view, pace, query = decoder.view, decoder.pace, self._query
         if not view.local_prefill or query.needs_prefill:
             return None
         computed = of_prefill(view, self._prompt(view.worker), query.now_s)
@@ -266,32 +277,32 @@ class _Candidates:
             return None
         first = computed.first_token.later(self._overheads.first_token_s)
         stalled_s = computed.stall_s(pace.before.expected_s)
-        told = target.told.beside(computed)
+        told = decoder.told.beside(computed)
         toll = self._toll(Bystanders(pace, stalled_s, view.promised, told))
         slow = slow_ratio(pace.after, self._tpot_s, self._num_output)
         come = Consequences(first, self._late_ratio(first), pace.after, slow, (toll,))
         is_astray = bool(pace.num_rows) and view.worker in self._parts.decoding
         is_astray |= view.worker in self._parts.computing
-        return self._valued(target, come, _ASTRAY * is_astray)
+        return self._valued(decoder, come, _ASTRAY * is_astray)
 
     def _valued(
-        self, target: _Target, come: Consequences, against: float, source: _Source | None = None
+        self, decoder: _Decoder, come: Consequences, against: float, source: _Source | None = None
     ) -> tuple[Loss, Outlook]:
         """What speaks against it beside those that it concerns: ``against``, in objectives, and
         prompts that it would keep out of where they ought to be computed. Without a source the
-        target computes the prompt itself.
+        decoder computes the prompt itself.
         """
         missed, seconds = come.missed, come.seconds(self._num_output)
-        num_lost = missed.num_all + against + target.kept_out
-        rank = target.rank if source is None else target.rank + source.rank
+        num_lost = missed.num_all + against + decoder.num_kept_out
+        rank = decoder.rank if source is None else decoder.rank + source.rank
         outlook = Outlook(
             None if source is None else source.view.worker,
-            target.view.worker,
+            decoder.view.worker,
             come.first_token.expected_s,
             come.pace.expected_s,
             missed.num_all,
             seconds,
-            missed.num_barring + target.kept_out,
+            missed.num_barring + decoder.num_kept_out,
             missed.num_own,
             0.0 if source is None else come.gap_s,
         )

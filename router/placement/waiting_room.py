@@ -6,6 +6,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from diptych.errors import DiptychError, QueueFullError
@@ -21,6 +22,7 @@ _MAX_PAYERS = 32
 _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
 _LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
+_REST_S = 0.05  # before those are asked whom a pump did not reach
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
 # ... for so long at a time, s, as what it waits for may never come.
@@ -29,7 +31,8 @@ _MAX_BARRED_S = 2.0
 # Who is held for its pace is not passed by those that want none so good, but for so long, s.
 _MAX_UNPASSED_S = 10.0
 
-Later = Callable[[Callable[[], None]], object]
+Soon = Callable[[Callable[[], None]], object]
+Later = Callable[[float, Callable[[], None]], object]  # after so many seconds
 
 
 ANY_TURN: Final = Turn()
@@ -85,7 +88,7 @@ class WaitingRoom:
         *,
         max_waiting: int,
         max_placed: int,
-        schedule: Later,
+        schedule: Soon,
         schedule_rest: Later | None = None,
         has_room: Callable[[Iterable[bytes]], bool] = lambda payers: True,
         departures: Departures | None = None,
@@ -93,15 +96,15 @@ class WaitingRoom:
         clock: Callable[[], float] = lambda: 0.0,
         used: Callable[[RequestClass, float], None] = lambda request_class, used_s: None,
     ) -> None:
-        """``schedule`` calls what it gets soon, from an empty stack; ``schedule_rest`` after a
-        pause, for those whom a pump did not reach. ``has_room``: whether a worker might take one of
-        these payers'. ``clock`` is that of turns' moments, s; ``used`` is told of each class's use
-        of engines, s.
+        """``schedule`` calls what it gets soon, from an empty stack; ``schedule_rest`` after so
+        many seconds, for those whom a pump did not reach. ``has_room``: whether a worker might
+        take one of these payers'. ``clock`` is that of turns' moments, s; ``used`` is told of each
+        class's use of engines, s.
         """
         self._max_waiting = max_waiting
         self._max_placed = max_placed
         self._schedule = schedule
-        self._schedule_rest = schedule_rest or schedule
+        self._schedule_rest = schedule_rest or (lambda after_s, pump: schedule(pump))
         self._has_room_for = has_room
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
@@ -123,7 +126,7 @@ class WaitingRoom:
         self._num_passed = 0  # others that were placed meanwhile
         self._barred_since_s: float | None = None  # by it; None: it bars nobody
         self._is_pump_due = False
-        self._is_rest_due = False
+        self._rest_due_s = math.inf
 
     @property
     def num_waiting(self) -> int:
@@ -253,6 +256,10 @@ class WaitingRoom:
         asked: set[Waiter] = set()
         now_s = self._clock()
         asks_held = now_s >= self._held_until_s
+        if not (asks_held or self._num_left) and len(self._held) == len(self._all):
+            if self._held:
+                self._pump_rest_soon(self._held_until_s - now_s)
+            return  # all are held
         held = set() if asks_held else set(self._held)
         self._ask([one.waiter for one in self._returned], asked, held)
         if may_place and (len(held) < len(self._fresh) or self._num_left):
@@ -390,14 +397,16 @@ class WaitingRoom:
         if self._is_pump_due:
             self.pump()
 
-    def _pump_rest_soon(self) -> None:
-        if not self._is_rest_due:
-            self._is_rest_due = True
-            self._schedule_rest(self._pump_rest)
+    def _pump_rest_soon(self, after_s: float = _REST_S) -> None:
+        due_s = self._clock() + after_s
+        if due_s < self._rest_due_s:
+            self._rest_due_s = due_s
+            self._schedule_rest(after_s, partial(self._pump_rest, due_s))
 
-    def _pump_rest(self) -> None:
-        self._is_rest_due = False
-        self.pump()
+    def _pump_rest(self, due_s: float) -> None:
+        if due_s == self._rest_due_s:  # else one that was due sooner took its place
+            self._rest_due_s = math.inf
+            self.pump()
 
     def _turn_away(self, waiter: Waiter) -> None:
         self.stop_waiting(waiter)

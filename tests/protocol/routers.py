@@ -128,7 +128,7 @@ class Router:
             max_waiting=100,
             max_placed=100,
             schedule=self.pumps_due.append,
-            schedule_rest=lambda pump: None,
+            schedule_rest=lambda after_s, pump: None,
         )
         self.sequence_ids = count(1)
         self.policy = LeastLoaded(

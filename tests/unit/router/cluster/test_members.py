@@ -335,7 +335,7 @@ async def test_256_that_wait_cost_little_while_all_workers_are_full(
         max_waiting=256,
         max_placed=512,
         schedule=pumps.append,
-        schedule_rest=pumps.append,
+        schedule_rest=lambda after_s, pump: pumps.append(pump),
         has_room=lambda payers: world.cluster.snapshot().has_room_for(payers),
     )
     world.on_change = room.pump_soon

@@ -37,7 +37,7 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
         max_waiting=99,
         max_placed=99,
         schedule=lambda pump: None,
-        schedule_rest=later.append,
+        schedule_rest=lambda after_s, pump: later.append(pump),
         clock=lambda: now_s,
     )
     world.room = room
@@ -67,6 +67,56 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
         room.reconsider()
         room.pump()
         assert len(waiters[0].told) == num_told + num_more, "soon where a prompt was computed"
+
+
+def test_while_all_are_held_no_pump_looks_at_anybody_before_they_are_asked_again() -> None:
+    """Ten pumps in between cost nothing, and one timer is enough; a sooner one takes its place."""
+    now_s, num_looks = 0.0, 0
+    timers: list[tuple[float, Callable[[], None]]] = []
+
+    def looks(payers: object) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return True
+
+    room = WaitingRoom(
+        max_waiting=99,
+        max_placed=99,
+        schedule=lambda pump: None,
+        schedule_rest=lambda after_s, pump: timers.append((now_s + after_s, pump)),
+        has_room=looks,
+        clock=lambda: now_s,
+    )
+    waiters = [Picky(World(), room) for _ in range(3)]
+    for waiter in waiters:
+        waiter.room = room
+        room.enter(waiter, front=False)
+    room.pump()
+    room.pump()
+    num_looked = num_looks
+    for number in range(10):
+        now_s = number / 1000
+        room.pump()
+    assert num_looks == num_looked
+    first, *others = timers
+    assert not others
+    assert 0.2 < first[0] < 0.4, "as long as they are held"
+    room.reconsider()
+    room.pump()
+    sooner = timers[-1]
+    assert sooner[0] < 0.1, "a prompt was computed"
+    assert [len(waiter.told) for waiter in waiters] == [1, 1, 1]
+    now_s, pump = sooner
+    pump()
+    assert [len(waiter.told) for waiter in waiters] == [2, 2, 2]
+    num_looked, num_timers = num_looks, len(timers)
+    now_s, pump = first
+    pump()
+    assert (num_looks, len(timers)) == (num_looked, num_timers), "its place was taken"
+    room.pump()
+    now_s, pump = timers[-1]
+    pump()
+    assert [len(waiter.told) for waiter in waiters] == [3, 3, 3]
 
 
 def test_who_is_held_does_not_keep_others_from_their_turn() -> None:

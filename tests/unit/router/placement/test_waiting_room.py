@@ -252,7 +252,7 @@ def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
         max_waiting=256,
         max_placed=256,
         schedule=lambda pump: None,
-        schedule_rest=later.append,
+        schedule_rest=lambda after_s, pump: later.append(pump),
         has_room=answer,
     )
     world = World()

@@ -78,7 +78,7 @@ class Router:
             max_waiting=999,
             max_placed=999,
             schedule=lambda pump: pools.after(0.0, pump),
-            schedule_rest=lambda pump: pools.after(0.05, pump),
+            schedule_rest=pools.after,
             clock=lambda: pools.now_s,
         )
         self.errors: list[DiptychError] = []

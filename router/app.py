@@ -133,7 +133,7 @@ def _make_services(
         max_placed=config.max_concurrent,
         schedule=loop.call_soon,
         schedule_rest=loop.call_later,
-        has_room=lambda payers: cluster.snapshot().has_room_for(payers),
+        has_room=lambda those: cluster.snapshot().has_room_for(those),
         departures=Departures(loop.time, random.random),
         queue=FairQueue(config.classes.weight_of),
         clock=loop.time,

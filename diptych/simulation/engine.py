@@ -10,6 +10,7 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from diptych.step_model import StepCost, StepModel, StepWork
 
 _NINE_OF_TEN = 1.2816  # standard deviations
 _NUM_DRAWN = 65521  # of noise; then it comes again
+_NO_NOISE = (0.0,)
 _MOST_TOGETHER = 256  # steps
 
 Listener = Callable[[SequenceUpdate], None]
@@ -58,6 +60,12 @@ class EngineLimits(NamedTuple):
     local_prefill: bool = True
 
 
+@lru_cache(maxsize=8)  # it takes as long as a short simulation does, and many are of one seed
+def _drawn(seed: int) -> tuple[float, ...]:
+    drawn = random.Random(seed)
+    return tuple(drawn.gauss(0.0, 1.0) for _ in range(_NUM_DRAWN))
+
+
 class Noise:
     """By how much each step takes longer than expected; the same for each run."""
 
@@ -68,13 +76,12 @@ class Noise:
 
     def renew(self, seed: int) -> None:
         """Steps that begin from now on vary otherwise."""
-        drawn = random.Random(seed)
-        self._normal = [drawn.gauss(0.0, 1.0) if self._is_on else 0.0 for _ in range(_NUM_DRAWN)]
+        self._normal = _drawn(seed) if self._is_on else _NO_NOISE
 
     def factor(self, num_step: int, upper_ratio: float) -> float:
         """Of a step: one in ten is above ``upper_ratio``, half of them below one."""
         spread = math.log(max(1.0, upper_ratio)) / _NINE_OF_TEN
-        return math.exp(spread * self._normal[num_step % _NUM_DRAWN])
+        return math.exp(spread * self._normal[num_step % len(self._normal)])
 
 
 class _Step(NamedTuple):

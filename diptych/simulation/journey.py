@@ -69,10 +69,11 @@ class Journey:
         And once more when its first token is due, however long it was not asked.
         """
         snapshot, wait_s = self._router.snapshot(), 0.0
-        has_room = snapshot.has_room_for((self.request.payer,))
+        turn = self._turn()
+        has_room = snapshot.has_room_for((turn.asked,))
         if not has_room:
             num_engines = len(snapshot.prefill) or len(snapshot.decode)
-            wait_s = self._router.room.ahead_s(self._turn()) / num_engines
+            wait_s = self._router.room.ahead_s(turn) / num_engines
         if not has_room and self._is_lost(wait_s):
             self._end(DeadlineUnreachableError.reason)
             return
@@ -232,6 +233,7 @@ class Journey:
             None if wanted.ttft_s is None else request.due_s + wanted.ttft_s,
             prompt_s=rates.cost_s(num_prompt, 0),
             tpot_s=math.inf if wanted.tpot_s is None else wanted.tpot_s,
+            may_be_local=self._router.policy.may_be_local(self._query()),
         )
 
     def _tick_when_due(self) -> None:

@@ -122,7 +122,7 @@ class SimulatedRouter:
             max_placed=limits.max_concurrent,
             schedule=agenda.soon,
             schedule_rest=agenda.after,
-            has_room=lambda payers: self.snapshot().has_room_for(payers),
+            has_room=lambda those: self.snapshot().has_room_for(those),
             departures=Departures(lambda: agenda.now_s, random.Random(seed).random),
             clock=lambda: agenda.now_s,
         )

@@ -32,5 +32,12 @@ def payer_of(request_class: RequestClass, tenant: str) -> bytes:
     return hashlib.blake2b(f"{request_class.value} {tenant}".encode(), digest_size=8).digest()
 
 
+class Asked(NamedTuple):
+    """What one that waits asks of workers, as far as their room goes."""
+
+    payer: bytes
+    may_be_local: bool = True  # or only a prefill worker computes its prompt, while there is one
+
+
 NO_CLAIM: Final = Claim()
 """Of a request that said nothing, where nothing is known."""

@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from diptych.request_class import RequestClass
-from router.placement.claim import payer_of
+from router.placement.claim import Asked, payer_of
 
 DEFAULT_WEIGHTS: Final[Mapping[RequestClass, float]] = {
     RequestClass.REALTIME: 8.0,
@@ -45,6 +45,12 @@ class Turn(NamedTuple):
     latest_start_s: float | None = None  # later ones are hopeless, and go last; None: none are
     prompt_s: float | None = None  # of ``cost_s``, before the next can start; None: all of it
     tpot_s: float = math.inf  # wanted between two tokens
+    may_be_local: bool = True  # see :class:`router.placement.claim.Asked`
+
+    @property
+    def asked(self) -> Asked:
+        """Of workers."""
+        return Asked(payer_of(self.request_class, self.tenant), self.may_be_local)
 
     @property
     def start_s(self) -> float:
@@ -148,10 +154,6 @@ class _Line(Generic[T]):
     def find(self, name: str) -> _Tenant[T] | None:
         """Whose counter is still known."""
         return self._tenants.get(name)
-
-    def names_waiting(self) -> Iterator[str]:
-        """Of the tenants of whom something waits."""
-        return (name for name in self._tenants if name not in self._idle)
 
     def entered(self, name: str) -> _Tenant[T]:
         """The tenant, of whom something waits from now on."""
@@ -298,13 +300,6 @@ class FairQueue(Generic[T]):
         self._changed(tenant, len(tenant.all) + 1)
         if not tenant.all:
             tenant.line.emptied(tenant)
-
-    def payers(self) -> Iterator[bytes]:
-        """Of whom something waits, as workers know them."""
-        for request_class, line in self._lines.items():
-            if line.num_tenants:
-                for name in line.names_waiting():
-                    yield payer_of(request_class, name)
 
     def charge(self, turn: Turn) -> Charged:
         """One with that turn goes to the engines, whether or not it waited here."""

@@ -63,6 +63,10 @@ class Guarded:
         )
         return None if self._has_declined else found
 
+    def may_be_local(self, query: Query) -> bool:
+        """See :class:`router.placement.types.Policy`."""
+        return self._predicted.may_be_local(query)
+
     @property
     def has_declined(self) -> bool:
         """See :class:`router.placement.types.Policy`."""

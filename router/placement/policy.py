@@ -119,6 +119,10 @@ class LeastLoaded:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
 
+    def may_be_local(self, query: Query) -> bool:
+        """See :class:`router.placement.types.Policy`."""
+        return query.num_tokens < self._local_below_tokens or bool(self.holders(query))
+
     @property
     def has_declined(self) -> bool:
         """See :class:`router.placement.types.Policy`. It weighs no objectives."""
@@ -255,8 +259,7 @@ class LeastLoaded:
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
-        may_be_near = query.num_tokens < self._local_below_tokens or self.holders(query)
-        if snapshot.has_prefill_pool and snapshot.prefill and not may_be_near:
+        if snapshot.has_prefill_pool and snapshot.prefill and not self.may_be_local(query):
             return None
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         if best is None:

@@ -118,6 +118,10 @@ class Predicted:
         why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
         return DecodeOnly(chosen.decode, why, query.num_tokens - num_missing, forecast)
 
+    def may_be_local(self, query: Query) -> bool:
+        """See :class:`router.placement.types.Policy`. It is weighed."""
+        return True
+
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`.
 

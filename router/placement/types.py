@@ -9,6 +9,7 @@ from diptych.block_needs import NOTHING_SHIPPED, ShippedBytes
 from diptych.paced import Paced
 from diptych.step_model import StepModel, StepWork
 from router.placement.cache_index import CacheIndex
+from router.placement.claim import Asked
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.own_sequences import NO_SHARES, Shares
@@ -163,40 +164,37 @@ class Snapshot:
     decode: tuple[DecodeView, ...] = ()
     has_prefill_pool: bool = True  # there shall be prefill workers, whether or not one is ready
 
-    def has_room_for(self, payers: Iterable[bytes]) -> bool:
-        """Whether a request of one of them could be placed; if not, there is no use in asking."""
-        if self.has_room:
+    def has_room_for(self, those: Iterable[Asked]) -> bool:
+        """Whether one of them could be placed; if not, there is no use in asking.
+
+        Without a decode worker, one that wants a single token. Where there are some and all
+        are full, that one waits with the others.
+        """
+        if self._has_open_pair:
             return True
         prefill = [view for view in self.prefill if view.has_runway or view.is_open_beyond]
         decode = [view for view in self.decode if view.has_last_place]
         if self.decode and not decode:
             return False
-        return any(self._is_taken(payer, prefill, decode) for payer in payers)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether any request could be placed, whosever it is.
-
-        Without a decode worker, one that wants a single token. Where there are some and all
-        are full, that one waits with the others.
-        """
-        if any(view.has_runway for view in self.prefill):
-            return self._can_decode
-        return any(view.local_prefill and view.has_room for view in self.decode)
+        return any(self._is_taken(asked, prefill, decode) for asked in those)
 
     def _is_taken(
-        self, payer: bytes, prefill: Sequence[PrefillView], decode: Sequence[DecodeView]
+        self, asked: Asked, prefill: Sequence[PrefillView], decode: Sequence[DecodeView]
     ) -> bool:
-        """Whether some of these take one more of that payer's."""
-        near = [view for view in decode if view.takes_from(payer)]
+        """Whether some of these take it."""
+        near = [view for view in decode if view.takes_from(asked.payer)]
         if self.decode and not near:
             return False
-        is_computed = any(view.takes_from(payer) for view in prefill)
-        return is_computed or any(view.local_prefill for view in near)
+        if any(view.takes_from(asked.payer) for view in prefill):
+            return True
+        may_be_local = asked.may_be_local or not self.prefill
+        return may_be_local and any(view.local_prefill for view in near)
 
     @property
-    def _can_decode(self) -> bool:
-        """Whether one whose prompt is computed elsewhere finds a place, if it needs one."""
+    def _has_open_pair(self) -> bool:
+        """Whether one whose prompt a prefill worker computes is taken, whosever it is."""
+        if not any(view.has_runway for view in self.prefill):
+            return False
         return not self.decode or any(view.has_room for view in self.decode)
 
 
@@ -379,6 +377,10 @@ class Policy(Protocol):
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """The best placement there is now; None: wait."""
+        ...
+
+    def may_be_local(self, query: Query) -> bool:
+        """Whether a decode worker might compute the prompt though prefill workers are there."""
         ...
 
     @property

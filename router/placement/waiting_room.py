@@ -4,20 +4,20 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from diptych.errors import DiptychError, QueueFullError
 from diptych.request_class import RequestClass
-from router.placement.claim import payer_of
+from router.placement.claim import Asked
 from router.placement.departures import Departures
 from router.placement.fair_queue import Charged, FairQueue, Turn
 
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
-_MAX_PAYERS = 32
+_MAX_KINDS = 32  # of who waits, that are looked at in one look for room, and as many further ones
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
@@ -90,15 +90,15 @@ class WaitingRoom:
         max_placed: int,
         schedule: Soon,
         schedule_rest: Later | None = None,
-        has_room: Callable[[Iterable[bytes]], bool] = lambda payers: True,
+        has_room: Callable[[Iterable[Asked]], bool] = lambda those: True,
         departures: Departures | None = None,
         queue: FairQueue[Waiter] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         used: Callable[[RequestClass, float], None] = lambda request_class, used_s: None,
     ) -> None:
         """``schedule`` calls what it gets soon, from an empty stack; ``schedule_rest`` after so
-        many seconds, for those whom a pump did not reach. ``has_room``: whether a worker might
-        take one of these payers'. ``clock`` is that of turns' moments, s; ``used`` is told of each
+        many seconds, for those whom a pump did not reach. ``has_room``: whether workers might
+        take one of these. ``clock`` is that of turns' moments, s; ``used`` is told of each
         class's use of engines, s.
         """
         self._max_waiting = max_waiting
@@ -118,7 +118,9 @@ class WaitingRoom:
         self._placed: dict[Waiter, _Slot] = {}
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
-        self._num_looked_at = 0  # payers that workers had no room for, of many
+        self._kinds = Counter[Asked]()  # of all that wait
+        self._num_looked_at = 0  # kinds that workers had no room for, of many
+        self._are_taken: dict[Asked, bool] = {}  # as far as was looked since a pump or a placement
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
@@ -165,6 +167,7 @@ class WaitingRoom:
         may wait (never if ``front``).
         """
         if front:
+            turn = turn._replace(may_be_local=True)  # something failed, or it is one of several
             slot = self._placed.get(waiter)
             arrival = next(self._arrivals) if slot is None else slot.arrival
             bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)
@@ -174,6 +177,7 @@ class WaitingRoom:
             self._fresh.add(waiter, turn, self._clock())
             self._newcomers.append(waiter)
         self._all[waiter] = turn
+        self._kinds[turn.asked] += 1
         self.pump_soon()
 
     def take(self, waiter: Waiter) -> None:
@@ -182,6 +186,7 @@ class WaitingRoom:
             self._num_passed += 1
         turn = self._all.get(waiter, ANY_TURN)
         self._remove(waiter)
+        self._are_taken.clear()
         if waiter not in self._placed:
             charged = self._fresh.charge(turn)
             self._placed[waiter] = _Slot(next(self._arrivals), turn, charged)
@@ -238,6 +243,7 @@ class WaitingRoom:
         For each request that left, one that was refused need not sit out its pause.
         """
         self._is_pump_due = False
+        self._are_taken.clear()
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
             favoured = self._favoured
@@ -291,6 +297,7 @@ class WaitingRoom:
                 if waiter not in asked
                 and waiter not in held
                 and (waiter in returned or (may_place and turn.tpot_s <= pace_s))
+                and self._is_taken(waiter)
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -328,8 +335,11 @@ class WaitingRoom:
             if num_misses[request_class] >= _MAX_MISSES:
                 num_skipped += 1
                 continue
-            if not self._has_room():
-                return
+            if not self._is_taken(waiter):
+                if not self._has_room():
+                    return
+                num_skipped += 1
+                continue
             room_made = self._num_left > 0
             is_patient = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
             if is_patient or (waiter in held and not room_made):
@@ -343,16 +353,21 @@ class WaitingRoom:
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
 
     def _has_room(self) -> bool:
-        """Of many payers it looks at the first, and at some others, at further ones each time."""
-        turns = (self._all[one.waiter] for one in self._returned)
-        returned = (payer_of(turn.request_class, turn.tenant) for turn in turns)
-        payers = _each_once(itertools.chain(returned, self._fresh.payers()))
-        begin = max(_MAX_PAYERS, self._num_looked_at)
-        some = list(itertools.islice(payers, begin + _MAX_PAYERS))
-        if self._has_room_for((*some[:_MAX_PAYERS], *some[begin:])):
+        """Of many kinds it looks at the first, and at some others, at further ones each time."""
+        begin = max(_MAX_KINDS, self._num_looked_at)
+        some = list(itertools.islice(self._kinds, begin + _MAX_KINDS))
+        if self._has_room_for((*some[:_MAX_KINDS], *some[begin:])):
             return True
-        self._num_looked_at = begin + _MAX_PAYERS if len(some) == begin + _MAX_PAYERS else 0
+        self._num_looked_at = begin + _MAX_KINDS if len(some) == begin + _MAX_KINDS else 0
         return False
+
+    def _is_taken(self, waiter: Waiter) -> bool:
+        """Whether workers might take this one."""
+        asked = self._all[waiter].asked
+        is_taken = self._are_taken.get(asked)
+        if is_taken is None:
+            is_taken = self._are_taken[asked] = self._has_room_for((asked,))
+        return is_taken
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.
@@ -374,8 +389,12 @@ class WaitingRoom:
         self._num_passed, self._barred_since_s = 0, None
 
     def _remove(self, waiter: Waiter) -> None:
-        if self._all.pop(waiter, None) is None:
+        turn = self._all.pop(waiter, None)
+        if turn is None:
             return
+        self._kinds[turn.asked] -= 1
+        if not self._kinds[turn.asked]:
+            del self._kinds[turn.asked]
         self._held.pop(waiter, None)
         self._fresh.remove(waiter)
         self._returned = [one for one in self._returned if one.waiter is not waiter]
@@ -416,11 +435,3 @@ class WaitingRoom:
             max_queue=str(self._max_waiting),
         )
         waiter.turn_away(error)
-
-
-def _each_once(payers: Iterable[bytes]) -> Iterator[bytes]:
-    seen = set[bytes]()
-    for payer in payers:
-        if payer not in seen:
-            seen.add(payer)
-            yield payer

@@ -134,16 +134,25 @@ class Dispatch:
         """
         services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
         if is_new:
-            if snapshot.has_room_for((self._request.claim.payer,)):
+            turn = self.turn()
+            if snapshot.has_room_for((turn.asked,)):
                 return None
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
-            wait_s = services.room.ahead_s(self.turn()) / num_engines
+            wait_s = services.room.ahead_s(turn) / num_engines
         return services.policy.foresee(self._whole(query), snapshot, wait_s)
 
     def turn(self) -> Turn:
         """What the request waits by. Of its prompt what some worker has cached costs nothing."""
-        num_blocks = self._services.policy.cache.most_hit_blocks(self._prompt_keys())
-        return self._terms.turn(num_blocks * self._block_size)
+        keys, policy = self._prompt_keys(), self._services.policy
+        num_tokens = len(self._request.shape.prompt_ids)
+        query = Query(
+            num_tokens=num_tokens,
+            num_max_tokens=num_tokens,
+            block_keys=keys,
+            objectives=self._terms.objectives(),
+        )
+        turn = self._terms.turn(policy.cache.most_hit_blocks(keys) * self._block_size)
+        return turn._replace(may_be_local=policy.may_be_local(query))
 
     def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:
@@ -166,9 +175,9 @@ class Dispatch:
             now_s=time.monotonic(),
         )
 
-    def waits(self) -> None:
+    def waits(self, turn: Turn) -> None:
         """The request enters the queue: say what for, unless it is the next."""
-        if not self._services.cluster.snapshot().has_room_for((self._request.claim.payer,)):
+        if not self._services.cluster.snapshot().has_room_for((turn.asked,)):
             self._observer.waits(Waits.ROOM)
         elif self._services.room.num_waiting:
             self._observer.waits(Waits.TURN)

@@ -362,8 +362,9 @@ class Session:
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
-                self._dispatch.waits()
-                self._services.room.enter(self, front=action.front, turn=self._dispatch.turn())
+                turn = self._dispatch.turn()
+                self._dispatch.waits(turn)
+                self._services.room.enter(self, front=action.front, turn=turn)
             case actions.Dequeue():
                 room = self._services.room
                 (room.take if action.is_placed else room.stop_waiting)(self)

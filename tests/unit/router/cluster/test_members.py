@@ -17,6 +17,7 @@ from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.discovery.source import StaticDiscovery, Targets
 from router.placement.cache_index import CacheIndex
+from router.placement.claim import Asked
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
@@ -214,13 +215,13 @@ async def test_only_a_placement_that_was_not_possible_before_is_news() -> None:
     link = world.link("d0:1")
     for number in range(4):
         assert link.reserve(decode_pb2.Reserve(sequence_id=number), LastWords())
-    assert not world.cluster.snapshot().has_room
+    assert not world.cluster.snapshot().has_room_for([Asked(b"any")])
     world.num_changes = 0
     world.says("d0:1", num_running=4)
     assert world.num_changes == 0, "as full as before"
     link.release(0)
     assert world.num_changes == 1
-    assert world.cluster.snapshot().has_room
+    assert world.cluster.snapshot().has_room_for([Asked(b"any")])
     link.release(1)
     assert world.num_changes == 1, "there was room already"
 
@@ -336,7 +337,7 @@ async def test_256_that_wait_cost_little_while_all_workers_are_full(
         max_placed=512,
         schedule=pumps.append,
         schedule_rest=lambda after_s, pump: pumps.append(pump),
-        has_room=lambda payers: world.cluster.snapshot().has_room_for(payers),
+        has_room=lambda those: world.cluster.snapshot().has_room_for(those),
     )
     world.on_change = room.pump_soon
     askers = [Asker(world, room) for _ in range(288)]

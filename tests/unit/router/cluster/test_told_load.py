@@ -12,6 +12,7 @@ from diptych.paced import Paced
 from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
+from router.placement.claim import Asked
 from router.placement.promises import NOTHING_PROMISED, Promise, promised
 from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.last_words import LastWords
@@ -67,22 +68,21 @@ async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
     world.says("p0:1", prefill_tokens_per_s=100.0)
     pool.opened(1, worker, 300, b"flood")
     snapshot = without_local(world)
-    assert not snapshot.has_room
-    assert not snapshot.has_room_for([b"flood"])
-    assert snapshot.has_room_for([b"flood", b"light"])
+    assert not snapshot.has_room_for([Asked(b"flood")])
+    assert snapshot.has_room_for([Asked(b"flood"), Asked(b"light")])
     asks = Query(num_tokens=10, num_max_tokens=20, payer=b"light")
     assert isinstance(world.policy.place(asks, snapshot), Paired)
     assert world.policy.place(replace(asks, payer=b"flood"), snapshot) is None
     pool.opened(2, worker, 10, b"light")
-    assert not without_local(world).has_room_for([b"light"])
+    assert not without_local(world).has_room_for([Asked(b"light")])
     pool.opened(4, worker, 10, b"light")
     pool.computed(4)
-    assert not without_local(world).has_room_for([b"light"]), "its other prompt waits"
+    assert not without_local(world).has_room_for([Asked(b"light")]), "its other prompt waits"
     pool.opened(3, worker, 100, b"third")
-    assert not without_local(world).has_room_for([b"fourth"])
+    assert not without_local(world).has_room_for([Asked(b"fourth")])
     pool.computed(2)
     pool.computed(3)
-    assert without_local(world).has_room_for([b"light"])
+    assert without_local(world).has_room_for([Asked(b"light")])
 
 
 async def test_what_the_worker_had_not_accepted_when_it_told_is_on_its_way() -> None:
@@ -107,12 +107,12 @@ async def test_that_payers_may_send_beyond_is_news() -> None:
     world.says("p0:1", prefill_tokens_per_s=100.0)
     pool.opened(1, worker, 500, b"flood")
     pool.accepted(1, 0)
-    assert not without_local(world).has_room_for([b"light"])
+    assert not without_local(world).has_room_for([Asked(b"light")])
     world.num_changes = 0
     world.says("p0:1", prefill_tokens_per_s=100.0, num_pending_prefill_tokens=399)
     assert world.num_changes == 1
-    assert without_local(world).has_room_for([b"light"])
-    assert not without_local(world).has_room
+    assert without_local(world).has_room_for([Asked(b"light")])
+    assert not without_local(world).has_room_for([Asked(b"flood")])
 
 
 async def test_that_no_prompt_waits_any_more_is_news() -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.request_class import RequestClass
-from router.placement.claim import payer_of
 from router.placement.fair_queue import MAX_IDLE_TENANTS, FairQueue, Turn
 
 REALTIME, STANDARD, BATCH = RequestClass
@@ -296,18 +295,6 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         queue.settle(turn, 3.0)
     assert len(queue._lines[STANDARD]._tenants) <= MAX_IDLE_TENANTS
     assert len(queue._lines[STANDARD]._heap) <= 100
-
-
-def test_payers_are_those_of_whom_something_waits() -> None:
-    queue = FairQueue[str]()
-    turns = {"x": Turn(RequestClass.BATCH, "a"), "y": Turn(RequestClass.STANDARD, "a")}
-    for name, turn in turns.items():
-        queue.add(name, turn, 0.0)
-    assert set(queue.payers()) == {payer_of(*turn[:2]) for turn in turns.values()}
-    queue.remove("x")
-    assert list(queue.payers()) == [payer_of(RequestClass.STANDARD, "a")]
-    queue.remove("y")
-    assert not list(queue.payers())
 
 
 class FairMachine(RuleBasedStateMachine):

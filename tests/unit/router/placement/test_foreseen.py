@@ -7,6 +7,7 @@ import pytest
 from diptych.step_model import StepModel, StepWork
 from router.placement import predicted
 from router.placement.cache_index import CacheIndex
+from router.placement.claim import Asked
 from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.overhead import Overhead
 from router.placement.policy import LeastLoaded
@@ -366,7 +367,7 @@ def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> Non
     assert not policy.has_declined
     assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
     assert policy.has_declined
-    assert full.has_room, "for others"
+    assert full.has_room_for([Asked(b"any")]), "for others"
     assert policy.place(alone, full) is None
     assert not policy.has_declined
     assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None

@@ -5,6 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.placement.claim import Asked
 from router.placement.own_sequences import NO_SHARES, OwnSequences, Shares
 from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
 
@@ -96,9 +97,8 @@ def test_there_is_use_in_asking_for_who_has_little() -> None:
         (Snapshot((), (view(15, BOTH),), has_prefill_pool=False), True),
         (Snapshot((prefill,), (view(16, BOTH),)), False),
     ):
-        assert not snapshot.has_room
-        assert snapshot.has_room_for([MUCH, LITTLE]) is has_room
-        assert not snapshot.has_room_for([MUCH])
+        assert snapshot.has_room_for([Asked(MUCH), Asked(LITTLE)]) is has_room
+        assert not snapshot.has_room_for([Asked(MUCH)])
         assert not snapshot.has_room_for([])
 
 

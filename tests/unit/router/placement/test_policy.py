@@ -6,6 +6,7 @@ import pytest
 
 from diptych.block_needs import ShippedBytes
 from router.placement.cache_index import CacheIndex
+from router.placement.claim import Asked
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
@@ -213,7 +214,7 @@ def test_prefill_alone_for_one_token() -> None:
     query = dataclasses.replace(QUERY, num_max_tokens=131)
     assert made().place(query, BOTH) == PrefillOnly(P1)
     alone = Snapshot((view_p(P1),), ())
-    assert alone.has_room
+    assert alone.has_room_for([Asked(b"any")])
     assert made().place(query, alone) == PrefillOnly(P1)
 
 
@@ -282,7 +283,7 @@ def test_never_more_sequences_than_a_worker_runs() -> None:
     full = view_d(D1, 8, max_num_seqs=8)
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full, view_d(D2, 99)))) == Paired(P1, D2)
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full,))) is None
-    assert not Snapshot((view_p(P1),), (full,)).has_room
+    assert not Snapshot((view_p(P1),), (full,)).has_room_for([Asked(b"any")])
     held = dataclasses.replace(QUERY, on_decode=D1)
     assert policy.place(held, Snapshot((view_p(P1),), (full,))) == Paired(P1, D1)
 

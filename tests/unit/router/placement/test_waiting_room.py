@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.errors import QueueFullError
 from diptych.request_class import RequestClass
-from router.placement.claim import payer_of
+from router.placement.claim import Asked, payer_of
 from router.placement.departures import Departures
 from router.placement.fair_queue import Turn
 from router.placement.waiting_room import WaitingRoom
@@ -243,7 +243,7 @@ def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
     later: list[Callable[[], None]] = []
     room_asked = 0
 
-    def answer(payers: Iterable[bytes]) -> bool:
+    def answer(those: Iterable[Asked]) -> bool:
         nonlocal room_asked
         room_asked += 1
         return has_room
@@ -384,12 +384,12 @@ def test_time_in_which_nobody_waited_says_nothing_of_when_to_come_back() -> None
 @pytest.mark.parametrize("num_others", [31, 32, 90])
 def test_of_many_payers_that_have_no_room_each_is_looked_at_in_time(num_others: int) -> None:
     world = World(max_waiting=999, max_placed=999)
-    light = payer_of(RequestClass.STANDARD, "light")
+    light = Asked(payer_of(RequestClass.STANDARD, "light"))
     world.room = WaitingRoom(
         max_waiting=999,
         max_placed=999,
         schedule=world.scheduled.append,
-        has_room=lambda payers: light in payers,
+        has_room=lambda those: light in those,
     )
     for number in range(num_others):
         world.waiter(turn=Turn(tenant=f"flood{number}"))
@@ -454,24 +454,49 @@ TestRoom = RoomMachine.TestCase
 
 
 def test_room_is_asked_for_those_that_wait() -> None:
-    """By the names that workers know; who has to be placed again is among them."""
-    asked: list[set[bytes]] = []
+    """By the names that workers know; whoever has to be placed again may be computed anywhere."""
+    asked: list[set[Asked]] = []
 
-    def note(payers: Iterable[bytes]) -> bool:
-        asked.append(set(payers))
-        return True
+    def note(those: Iterable[Asked]) -> bool:
+        asked.append(set(those))
+        return False
 
-    world = World(capacity=1)
+    world = World()
     world.room = WaitingRoom(
         max_waiting=9, max_placed=9, schedule=world.scheduled.append, has_room=note
     )
-    first = world.waiter(turn=Turn(RequestClass.STANDARD, "a"))
+    turn = Turn(RequestClass.STANDARD, "a", may_be_local=False)
+    first = world.waiter(turn=turn)
+    again = world.waiter(turn=turn)
     world.waiter(turn=Turn(RequestClass.BATCH, "b"))
     world.run_scheduled()
     a, b = payer_of(RequestClass.STANDARD, "a"), payer_of(RequestClass.BATCH, "b")
-    assert asked[0] == {a, b}
-    assert asked[-1] == {b}, "the other one is placed"
-    first.is_placed = False
-    world.room.enter(first, front=True, turn=Turn(RequestClass.STANDARD, "a"))
+    assert asked[-1] == {Asked(a, False), Asked(b)}
+    world.room.stop_waiting(first)
+    world.room.pump()
+    assert asked[-1] == {Asked(a, False), Asked(b)}, "another one of that kind waits"
+    world.room.stop_waiting(again)
+    world.room.pump()
+    assert asked[-1] == {Asked(b)}
+    world.room.enter(first, front=True, turn=turn)
     world.run_scheduled()
-    assert asked[-1] == {a, b}
+    assert asked[-1] == {Asked(a), Asked(b)}
+
+
+@pytest.mark.parametrize("are_mixed", [False, True])
+def test_nobody_is_offered_what_no_worker_takes(are_mixed: bool) -> None:
+    """Two hundred wait for a prefill worker; a short one behind them is taken elsewhere."""
+    world = World(max_waiting=999, max_placed=999)
+    world.room = WaitingRoom(
+        max_waiting=999,
+        max_placed=999,
+        schedule=world.scheduled.append,
+        has_room=lambda those: any(asked.may_be_local for asked in those),
+    )
+    long = [world.waiter(turn=Turn(may_be_local=False)) for _ in range(200)]
+    world.run_scheduled()
+    short = [world.waiter() for _ in range(are_mixed)]
+    for _ in range(20):
+        world.room.pump()
+    assert not any(waiter.told for waiter in long)
+    assert all(waiter.told for waiter in short)

@@ -377,7 +377,7 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     monkeypatch.setattr(world.services.policy, "foresee", foresee)
     query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
     request = made(world, Claim(tenant="alice", first_token_due_s=7.0))
-    monkeypatch.setattr(Snapshot, "has_room", True)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: True)
     assert request.foresee(query, True) is None, "nobody is before it: it is asked at once"
     assert told == []
     assert request.foresee(query, False) == LOST
@@ -386,7 +386,7 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     world.services.room.enter(waiting, front=False, turn=turn)
     assert request.foresee(query, True) is None, "and so are those that came with it"
     assert told == [0.0]
-    monkeypatch.setattr(Snapshot, "has_room", False)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: False)
     assert request.foresee(query, True) == LOST
     world.services.room.stop_waiting(waiting)
     assert request.foresee(query, True) == LOST
@@ -405,7 +405,7 @@ async def test_what_waits_before_one_is_shared_by_all_that_compute_prompts(
     policy = world.services.policy
     many = Snapshot((view_p(PREFILL),) * num_prefill, (view_d(DECODE),) * num_decode)
     monkeypatch.setattr(world.cluster, "snapshot", lambda: many)
-    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, payers: False)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: False)
     monkeypatch.setattr(policy, "foresee", lambda query, snapshot, wait_s: told.append(wait_s))
     waiting: Any = object()
     turn = Turn(tenant="alice", cost_s=8.0, prompt_s=6.0)
@@ -437,7 +437,7 @@ async def test_only_who_would_miss_objectives_is_held_and_not_who_lacks_room(
     world: World, monkeypatch: pytest.MonkeyPatch, has_declined: bool
 ) -> None:
     """Who is held keeps others from the workers that there are."""
-    monkeypatch.setattr(Snapshot, "has_room", True)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: True)
     world.services = replace(world.services, policy=Decliner(has_declined=has_declined))
     request = made(world, NO_CLAIM)
     assert request.place(Query(num_tokens=9, num_max_tokens=10, may_refuse=True)) is None

@@ -89,7 +89,7 @@ async def test_a_session_ends_with_what_was_foretold(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.services.policy, "foresee", lambda query, snapshot, wait_s: LOST)
-    monkeypatch.setattr(Snapshot, "has_room", False)
+    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: False)
     for settings, is_refused in (
         ({"placement": "predicted"}, True),
         ({"placement": "predicted", "refuse_unreachable": False}, False),

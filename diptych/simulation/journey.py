@@ -233,7 +233,7 @@ class Journey:
             None if wanted.ttft_s is None else request.due_s + wanted.ttft_s,
             prompt_s=rates.cost_s(num_prompt, 0),
             tpot_s=math.inf if wanted.tpot_s is None else wanted.tpot_s,
-            may_be_local=self._router.policy.may_be_local(self._query()),
+            may_be_local=self._router.policy.may_be_local(self._query(), self._router.snapshot()),
         )
 
     def _tick_when_due(self) -> None:

@@ -27,11 +27,11 @@ class ByObjectives(Guarded):
             return self._plain.place(query, snapshot)
         return super().place(query, snapshot)
 
-    def may_be_local(self, query: Query) -> bool:
+    def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
         if not _has_any(query.objectives):
-            return self._plain.may_be_local(query)
-        return super().may_be_local(query)
+            return self._plain.may_be_local(query, snapshot)
+        return super().may_be_local(query, snapshot)
 
     @property
     def has_declined(self) -> bool:

@@ -63,9 +63,9 @@ class Guarded:
         )
         return None if self._has_declined else found
 
-    def may_be_local(self, query: Query) -> bool:
+    def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        return self._predicted.may_be_local(query)
+        return self._predicted.may_be_local(query, snapshot)
 
     @property
     def has_declined(self) -> bool:

@@ -119,9 +119,16 @@ class LeastLoaded:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
 
-    def may_be_local(self, query: Query) -> bool:
+    def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        return query.num_tokens < self._local_below_tokens or bool(self.holders(query))
+        if query.num_tokens < self._local_below_tokens:
+            return True
+        holders = self.holders(query)
+        return any(
+            self.num_missing(query, view.worker) < self._local_below_tokens
+            for view in snapshot.decode
+            if view.local_prefill and view.worker.incarnation in holders
+        )
 
     @property
     def has_declined(self) -> bool:
@@ -259,7 +266,11 @@ class LeastLoaded:
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
-        if snapshot.has_prefill_pool and snapshot.prefill and not self.may_be_local(query):
+        if (
+            snapshot.has_prefill_pool
+            and snapshot.prefill
+            and not self.may_be_local(query, snapshot)
+        ):
             return None
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         if best is None:

@@ -118,7 +118,7 @@ class Predicted:
         why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
         return DecodeOnly(chosen.decode, why, query.num_tokens - num_missing, forecast)
 
-    def may_be_local(self, query: Query) -> bool:
+    def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`. It is weighed."""
         return True
 

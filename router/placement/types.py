@@ -379,7 +379,7 @@ class Policy(Protocol):
         """The best placement there is now; None: wait."""
         ...
 
-    def may_be_local(self, query: Query) -> bool:
+    def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """Whether a decode worker might compute the prompt though prefill workers are there."""
         ...
 

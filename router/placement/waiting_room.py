@@ -23,6 +23,8 @@ _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
 _LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 _REST_S = 0.05  # before those are asked whom a pump did not reach
+# Decode workers may have cached meanwhile what those wait for that ask for prefill workers alone:
+_ANYWHERE_S = 1.0  # before they are asked again as if they did not
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
 # ... for so long at a time, s, as what it waits for may never come.
@@ -121,6 +123,8 @@ class WaitingRoom:
         self._kinds = Counter[Asked]()  # of all that wait
         self._num_looked_at = 0  # kinds that workers had no room for, of many
         self._are_taken: dict[Asked, bool] = {}  # as far as was looked since a pump or a placement
+        self._anywhere_at_s = -math.inf  # when those are asked so again
+        self._is_anywhere = False  # in this pump
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
@@ -244,6 +248,7 @@ class WaitingRoom:
         """
         self._is_pump_due = False
         self._are_taken.clear()
+        self._is_anywhere = self._clock() >= self._anywhere_at_s
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
             favoured = self._favoured
@@ -281,6 +286,10 @@ class WaitingRoom:
             self._num_left = 0
         elif self._has_room():
             self._pump_rest_soon()
+        if self._is_anywhere:
+            self._anywhere_at_s, self._is_anywhere = now_s + _ANYWHERE_S, False
+        if not all(kind.may_be_local for kind in self._kinds):
+            self._pump_rest_soon(self._anywhere_at_s - now_s)
 
     def _long_ago(
         self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
@@ -355,7 +364,7 @@ class WaitingRoom:
     def _has_room(self) -> bool:
         """Of many kinds it looks at the first, and at some others, at further ones each time."""
         begin = max(_MAX_KINDS, self._num_looked_at)
-        some = list(itertools.islice(self._kinds, begin + _MAX_KINDS))
+        some = list(itertools.islice(map(self._asked, self._kinds), begin + _MAX_KINDS))
         if self._has_room_for((*some[:_MAX_KINDS], *some[begin:])):
             return True
         self._num_looked_at = begin + _MAX_KINDS if len(some) == begin + _MAX_KINDS else 0
@@ -363,11 +372,14 @@ class WaitingRoom:
 
     def _is_taken(self, waiter: Waiter) -> bool:
         """Whether workers might take this one."""
-        asked = self._all[waiter].asked
+        asked = self._asked(self._all[waiter].asked)
         is_taken = self._are_taken.get(asked)
         if is_taken is None:
             is_taken = self._are_taken[asked] = self._has_room_for((asked,))
         return is_taken
+
+    def _asked(self, kind: Asked) -> Asked:
+        return kind._replace(may_be_local=True) if self._is_anywhere else kind
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.

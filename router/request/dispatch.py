@@ -152,7 +152,8 @@ class Dispatch:
             objectives=self._terms.objectives(),
         )
         turn = self._terms.turn(policy.cache.most_hit_blocks(keys) * self._block_size)
-        return turn._replace(may_be_local=policy.may_be_local(query))
+        snapshot = self._services.cluster.snapshot()
+        return turn._replace(may_be_local=policy.may_be_local(query, snapshot))
 
     def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:

@@ -1,10 +1,11 @@
 """What requests that wait cost a router: its CPU with 256 of them, less that with none.
 
-    python -m tests.bench.waiting [--waiters 256] [--seconds 10]
+    python -m tests.bench.waiting [--waiters 256] [--seconds 10] [--full decode|prefill]
 
 A router in a process of its own watches 8 prefill and 8 decode workers that only pretend,
 and tell four times a second of a load that changes, as busy ones do. Every decode worker
-runs as many sequences as it can, so that nothing may be placed.
+runs as many sequences as it can; or every prefill worker has a prompt that takes minutes, and
+decode workers would compute shorter ones alone. So nothing may be placed.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import grpc
 import psutil
@@ -30,10 +32,13 @@ from tests.bench.watch_scale import MESSAGES_PER_S
 from tests.call import token_request
 from tests.integration.fake_workers import BLOCK_SIZE, MAX_LEN, FakeDecode, FakePrefill, FakeWorker
 
+Role = Literal["decode", "prefill"]
+
 _NUM_WORKERS = 8  # of each kind
 _MAX_NUM_SEQS = 64
 _PROMPT = 20 * list(range(30, 50))
 _PATIENCE_S = 600.0
+_TOKENS_PER_S = 1.0  # of a prefill worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class Told(FakeWorker):
                 max_model_len=MAX_LEN,
                 max_num_seqs=_MAX_NUM_SEQS,
                 num_running=self.num_running,
+                num_pending_prefill_tokens=getattr(self, "num_pending_tokens", 0),
+                prefill_tokens_per_s=_TOKENS_PER_S,
                 progress=common_pb2.EngineProgress(num_steps=number),
                 blocks=worker_pb2.BlockCounts(total=4096, free=4000 - number % 100),
                 pairs=self.pairs,
@@ -82,12 +89,14 @@ class ToldDecode(Told, FakeDecode):
 
 
 @asynccontextmanager
-async def workers() -> AsyncIterator[list[FakeWorker]]:
-    """Prefill workers, then decode workers that are full."""
+async def workers(full: Role) -> AsyncIterator[list[FakeWorker]]:
+    """Prefill workers, then decode workers, which may be full from the beginning."""
     started: list[FakeWorker] = [ToldPrefill() for _ in range(_NUM_WORKERS)]
+    for prefill in started:
+        prefill.behaviour.first_token_s = _PATIENCE_S  # a prompt that comes is never computed
     for _ in range(_NUM_WORKERS):
         decode = ToldDecode()
-        decode.num_running = _MAX_NUM_SEQS
+        decode.num_running = _MAX_NUM_SEQS if full == "decode" else 0
         started.append(decode)
     for worker in started:
         await worker.start()
@@ -98,14 +107,20 @@ async def workers() -> AsyncIterator[list[FakeWorker]]:
             await worker.kill()
 
 
-async def measure(num_waiters: int, seconds: float) -> WaitCost:
+async def measure(num_waiters: int, seconds: float, full: Role) -> WaitCost:
     """Shares of a core without and with requests that wait."""
-    async with workers() as started:
+    num_placed = _NUM_WORKERS if full == "prefill" else 0
+    async with workers(full) as started:
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder) / "model")
             ports = Path(folder) / "ports.json"
             args = ["--model", f"{folder}/model", "--port-file", str(ports), "--metrics-port", "0"]
-            args += ["--max-queue", str(num_waiters), "--timers.no-worker-s", str(_PATIENCE_S)]
+            args += [
+                "--max-queue",
+                str(num_waiters + num_placed),
+                "--timers.no-worker-s",
+                str(_PATIENCE_S),
+            ]
             args += ["--log-level", "error", "--no-http"]
             for worker in started:
                 pool = "--prefill" if isinstance(worker, FakePrefill) else "--decode"
@@ -114,7 +129,7 @@ async def measure(num_waiters: int, seconds: float) -> WaitCost:
                 await wait_ready(await asyncio.to_thread(address_in, ports))
                 listening = json.loads(ports.read_text())
                 idle = await cpu_share(process.pid, seconds)
-                async with waiting(listening["address"], num_waiters):
+                async with waiting(listening["address"], num_waiters + num_placed):
                     await wait_waiting(listening["metrics_address"], num_waiters)
                     busy = await cpu_share(process.pid, seconds)
     return WaitCost(idle=idle, waiting=busy, for_waiting=busy - idle)
@@ -162,8 +177,9 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waiters", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--full", choices=get_args(Role), default="decode")
     given = parser.parse_args(args)
-    cost = uvloop.run(measure(given.waiters, given.seconds))
+    cost = uvloop.run(measure(given.waiters, given.seconds, given.full))
     json.dump(asdict(cost), sys.stdout, indent=2)
     sys.stdout.write("\n")
 

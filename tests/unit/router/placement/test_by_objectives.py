@@ -42,6 +42,13 @@ def test_who_wants_nothing_is_placed_by_load() -> None:
     assert policy.foresee(replace(QUERY, may_refuse=True), SNAPSHOT, 1e6) is None
 
 
+def test_who_wants_something_may_be_computed_anywhere() -> None:
+    """All candidates are weighed; by load a decode worker computes no long prompt."""
+    local = replace(SNAPSHOT, decode=(view_d(D1),))
+    assert made().may_be_local(SOON, local)
+    assert not made().may_be_local(QUERY, local)
+
+
 def test_who_wants_something_is_placed_by_what_is_foretold() -> None:
     placement = made().place(SOON, SNAPSHOT)
     assert placement == Paired(P2, D1)

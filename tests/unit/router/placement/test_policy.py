@@ -218,6 +218,33 @@ def test_prefill_alone_for_one_token() -> None:
     assert made().place(query, alone) == PrefillOnly(P1)
 
 
+def test_where_prefill_workers_are_busy_only_who_may_be_local_is_asked() -> None:
+    """Of whom the policy would place somebody, by its prompt and by what decode workers cache."""
+    policy = made(below=100)
+    busy = tuple(view_p(worker, has_runway=False) for worker in (P1, P2))
+    snapshot = Snapshot(busy, (view_d(D1), view_d(D2)))
+    short = dataclasses.replace(QUERY, num_tokens=99)
+    remote = dataclasses.replace(
+        snapshot, decode=tuple(view_d(worker, local_prefill=False) for worker in (D1, D2))
+    )
+    for query, where, may_be_local in (
+        (QUERY, snapshot, False),
+        (short, snapshot, True),
+        (short, remote, True),  # it is told so by its length alone
+    ):
+        assert policy.may_be_local(query, where) is may_be_local
+        asked = Asked(b"any", may_be_local)
+        is_placed = policy.place(query, where) is not None
+        assert where.has_room_for([asked]) is is_placed
+        assert dataclasses.replace(where, prefill=()).has_room_for([asked]) is (where is snapshot)
+    holds(policy, P1, KEYS)
+    assert not policy.may_be_local(QUERY, snapshot), "a prefill worker has it"
+    holds(policy, D2, KEYS)
+    assert policy.may_be_local(QUERY, snapshot)
+    assert policy.place(QUERY, snapshot) is not None
+    assert not policy.may_be_local(QUERY, remote)
+
+
 def test_short_uncached_part_is_local() -> None:
     policy = made(below=64)
     assert policy.place(QUERY, BOTH) == Paired(P1, D1)

@@ -461,9 +461,13 @@ def test_room_is_asked_for_those_that_wait() -> None:
         asked.append(set(those))
         return False
 
-    world = World()
+    now_s, world = 0.0, World()
     world.room = WaitingRoom(
-        max_waiting=9, max_placed=9, schedule=world.scheduled.append, has_room=note
+        max_waiting=9,
+        max_placed=9,
+        schedule=world.scheduled.append,
+        has_room=note,
+        clock=lambda: now_s,
     )
     turn = Turn(RequestClass.STANDARD, "a", may_be_local=False)
     first = world.waiter(turn=turn)
@@ -471,6 +475,9 @@ def test_room_is_asked_for_those_that_wait() -> None:
     world.waiter(turn=Turn(RequestClass.BATCH, "b"))
     world.run_scheduled()
     a, b = payer_of(RequestClass.STANDARD, "a"), payer_of(RequestClass.BATCH, "b")
+    assert asked[-1] == {Asked(a), Asked(b)}, "at first, and then once a second"
+    now_s = 0.9
+    world.room.pump()
     assert asked[-1] == {Asked(a, False), Asked(b)}
     world.room.stop_waiting(first)
     world.room.pump()
@@ -485,18 +492,38 @@ def test_room_is_asked_for_those_that_wait() -> None:
 
 @pytest.mark.parametrize("are_mixed", [False, True])
 def test_nobody_is_offered_what_no_worker_takes(are_mixed: bool) -> None:
-    """Two hundred wait for a prefill worker; a short one behind them is taken elsewhere."""
-    world = World(max_waiting=999, max_placed=999)
+    """Two hundred wait for a prefill worker; a short one behind them is taken elsewhere.
+
+    Once a second some are asked all the same: decode workers may have cached what they need.
+    """
+    now_s, world = 0.0, World(max_waiting=999, max_placed=999)
+    timers: list[tuple[float, Callable[[], None]]] = []
     world.room = WaitingRoom(
         max_waiting=999,
         max_placed=999,
         schedule=world.scheduled.append,
+        schedule_rest=lambda after_s, pump: timers.append((now_s + after_s, pump)),
         has_room=lambda those: any(asked.may_be_local for asked in those),
+        clock=lambda: now_s,
     )
     long = [world.waiter(turn=Turn(may_be_local=False)) for _ in range(200)]
     world.run_scheduled()
+
+    def num_offers() -> int:
+        return sum(len(waiter.told) for waiter in long)
+
+    num_at_first = num_offers()
     short = [world.waiter() for _ in range(are_mixed)]
-    for _ in range(20):
+    for number in range(20):
+        now_s = number / 25
         world.room.pump()
-    assert not any(waiter.told for waiter in long)
+        for due in [timer for timer in timers if timer[0] <= now_s]:
+            timers.remove(due)
+            due[1]()
+    assert num_offers() == num_at_first
     assert all(waiter.told for waiter in short)
+    ((now_s, pump),) = timers
+    assert are_mixed or 0.8 < now_s < 1.2
+    now_s = max(now_s, 1.01)
+    pump()
+    assert num_at_first < num_offers() <= num_at_first + 24

@@ -343,6 +343,23 @@ def made(world: World, claim: Claim) -> Dispatch:
     return world.dispatch(resolved(claim=claim, max_tokens=50))
 
 
+async def test_the_turn_says_whether_a_decode_worker_may_compute_the_prompt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Query] = []
+
+    def told(query: Query, snapshot: Snapshot) -> bool:
+        asked.append(query)
+        return len(asked) > 1
+
+    monkeypatch.setattr(world.services.policy, "may_be_local", told)
+    request = made(world, Claim(tpot_s=0.05))
+    assert [request.turn().asked.may_be_local for _ in range(2)] == [False, True]
+    assert asked[0].num_tokens == len(PROMPT)
+    assert asked[0].block_keys
+    assert asked[0].objectives.tpot_s == 0.05
+
+
 async def test_placement_is_told_what_is_left_of_the_objectives(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,6 @@ class WaitingRoom:
         may wait (never if ``front``).
         """
         if front:
-            turn = turn._replace(may_be_local=True)  # something failed, or it is one of several
             slot = self._placed.get(waiter)
             arrival = next(self._arrivals) if slot is None else slot.arrival
             bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)

@@ -153,7 +153,8 @@ class Dispatch:
         )
         turn = self._terms.turn(policy.cache.most_hit_blocks(keys) * self._block_size)
         snapshot = self._services.cluster.snapshot()
-        return turn._replace(may_be_local=policy.may_be_local(query, snapshot))
+        is_near = self._beside is not None  # where another choice has all of the prompt
+        return turn._replace(may_be_local=is_near or policy.may_be_local(query, snapshot))
 
     def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:

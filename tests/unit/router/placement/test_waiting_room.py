@@ -454,7 +454,7 @@ TestRoom = RoomMachine.TestCase
 
 
 def test_room_is_asked_for_those_that_wait() -> None:
-    """By the names that workers know; whoever has to be placed again may be computed anywhere."""
+    """By the names that workers know; who has to be placed again is among them."""
     asked: list[set[Asked]] = []
 
     def note(those: Iterable[Asked]) -> bool:
@@ -487,7 +487,7 @@ def test_room_is_asked_for_those_that_wait() -> None:
     assert asked[-1] == {Asked(b)}
     world.room.enter(first, front=True, turn=turn)
     world.run_scheduled()
-    assert asked[-1] == {Asked(a), Asked(b)}
+    assert asked[-1] == {Asked(a, False), Asked(b)}
 
 
 @pytest.mark.parametrize("are_mixed", [False, True])

@@ -355,6 +355,10 @@ async def test_the_turn_says_whether_a_decode_worker_may_compute_the_prompt(
     monkeypatch.setattr(world.services.policy, "may_be_local", told)
     request = made(world, Claim(tpot_s=0.05))
     assert [request.turn().asked.may_be_local for _ in range(2)] == [False, True]
+    monkeypatch.setattr(world.services.policy, "may_be_local", lambda query, snapshot: False)
+    assert not request.turn().may_be_local
+    monkeypatch.setattr(request, "_beside", DECODE)
+    assert request.turn().may_be_local, "another choice has it there"
     assert asked[0].num_tokens == len(PROMPT)
     assert asked[0].block_keys
     assert asked[0].objectives.tpot_s == 0.05

@@ -168,6 +168,10 @@ class Journey:
             self._was_placed = True
         return placement
 
+    def may_be_local(self) -> bool:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        return self._router.policy.may_be_local(self._query(), self._router.snapshot())
+
     def _query(self) -> Query:
         request, wanted = self.request, self.request.objectives
         if wanted.ttft_s is not None:
@@ -233,7 +237,7 @@ class Journey:
             None if wanted.ttft_s is None else request.due_s + wanted.ttft_s,
             prompt_s=rates.cost_s(num_prompt, 0),
             tpot_s=math.inf if wanted.tpot_s is None else wanted.tpot_s,
-            may_be_local=self._router.policy.may_be_local(self._query(), self._router.snapshot()),
+            may_be_local=self.may_be_local(),
         )
 
     def _tick_when_due(self) -> None:

@@ -23,8 +23,10 @@ _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
 _LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 _REST_S = 0.05  # before those are asked whom a pump did not reach
-# Decode workers may have cached meanwhile what those wait for that ask for prefill workers alone:
-_ANYWHERE_S = 1.0  # before they are asked again as if they did not
+# Those whose prompts prefill workers alone would compute are looked at again, so many in so long:
+# decode workers may have cached meanwhile what they begin with. A look costs a tenth of an offer.
+_LOOK_S = 1.0
+_MAX_LOOKS = 256
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
 # ... for so long at a time, s, as what it waits for may never come.
@@ -61,6 +63,10 @@ class Waiter(Protocol):
 
         ``room_made``: another request ended, so whoever refused before may take this one.
         """
+        ...
+
+    def may_be_local(self) -> bool:
+        """Whether a decode worker may compute its prompt by now."""
         ...
 
     def turn_away(self, error: DiptychError) -> None:
@@ -122,9 +128,8 @@ class WaitingRoom:
         self._num_left = 0  # since the last pump
         self._kinds = Counter[Asked]()  # of all that wait
         self._num_looked_at = 0  # kinds that workers had no room for, of many
-        self._are_taken: dict[Asked, bool] = {}  # as far as was looked since a pump or a placement
-        self._anywhere_at_s = -math.inf  # when those are asked so again
-        self._is_anywhere = False  # in this pump
+        self._remote = OrderedDict[Waiter, None]()  # may not be local; who was looked at is last
+        self._look_at_s = -math.inf  # when some of these are looked at again
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
@@ -181,6 +186,10 @@ class WaitingRoom:
             self._newcomers.append(waiter)
         self._all[waiter] = turn
         self._kinds[turn.asked] += 1
+        if not turn.may_be_local:
+            if not self._remote:
+                self._look_at_s = self._clock() + _LOOK_S
+            self._remote[waiter] = None
         self.pump_soon()
 
     def take(self, waiter: Waiter) -> None:
@@ -189,7 +198,6 @@ class WaitingRoom:
             self._num_passed += 1
         turn = self._all.get(waiter, ANY_TURN)
         self._remove(waiter)
-        self._are_taken.clear()
         if waiter not in self._placed:
             charged = self._fresh.charge(turn)
             self._placed[waiter] = _Slot(next(self._arrivals), turn, charged)
@@ -246,8 +254,7 @@ class WaitingRoom:
         For each request that left, one that was refused need not sit out its pause.
         """
         self._is_pump_due = False
-        self._are_taken.clear()
-        self._is_anywhere = self._clock() >= self._anywhere_at_s
+        self._look_again()
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
             favoured = self._favoured
@@ -259,6 +266,31 @@ class WaitingRoom:
         num_new = sum(waiter in self._fresh for waiter in newcomers)
         for _ in range(min(num_new, self.num_waiting - self._max_waiting)):
             self._turn_away(self._fresh.newest_of_longest())
+        if self._remote:
+            self._pump_rest_soon(self._look_at_s - self._clock())
+
+    def _look_again(self) -> None:
+        """Whoever may be local by now is the next of those behind that is asked."""
+        now_s = self._clock()
+        if now_s < self._look_at_s or not self._remote:
+            return
+        self._look_at_s = now_s + _LOOK_S
+        some = list(itertools.islice(self._remote, _MAX_LOOKS))
+        near = [waiter for waiter in some if waiter.may_be_local()]
+        for waiter in some:
+            self._remote.move_to_end(waiter)
+        for waiter in reversed(near):
+            turn = self._all[waiter]
+            self._forget_kind(waiter, turn)
+            self._all[waiter] = turn = turn._replace(may_be_local=True)
+            self._all.move_to_end(waiter, last=False)
+            self._kinds[turn.asked] += 1
+
+    def _forget_kind(self, waiter: Waiter, turn: Turn) -> None:
+        self._remote.pop(waiter, None)
+        self._kinds[turn.asked] -= 1
+        if not self._kinds[turn.asked]:
+            del self._kinds[turn.asked]
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
         may_place = len(self._placed) < self._max_placed
@@ -285,10 +317,6 @@ class WaitingRoom:
             self._num_left = 0
         elif self._has_room():
             self._pump_rest_soon()
-        if self._is_anywhere:
-            self._anywhere_at_s, self._is_anywhere = now_s + _ANYWHERE_S, False
-        if not all(kind.may_be_local for kind in self._kinds):
-            self._pump_rest_soon(self._anywhere_at_s - now_s)
 
     def _long_ago(
         self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
@@ -305,7 +333,6 @@ class WaitingRoom:
                 if waiter not in asked
                 and waiter not in held
                 and (waiter in returned or (may_place and turn.tpot_s <= pace_s))
-                and self._is_taken(waiter)
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -343,11 +370,8 @@ class WaitingRoom:
             if num_misses[request_class] >= _MAX_MISSES:
                 num_skipped += 1
                 continue
-            if not self._is_taken(waiter):
-                if not self._has_room():
-                    return
-                num_skipped += 1
-                continue
+            if not self._has_room():
+                return
             room_made = self._num_left > 0
             is_patient = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
             if is_patient or (waiter in held and not room_made):
@@ -363,22 +387,11 @@ class WaitingRoom:
     def _has_room(self) -> bool:
         """Of many kinds it looks at the first, and at some others, at further ones each time."""
         begin = max(_MAX_KINDS, self._num_looked_at)
-        some = list(itertools.islice(map(self._asked, self._kinds), begin + _MAX_KINDS))
+        some = list(itertools.islice(self._kinds, begin + _MAX_KINDS))
         if self._has_room_for((*some[:_MAX_KINDS], *some[begin:])):
             return True
         self._num_looked_at = begin + _MAX_KINDS if len(some) == begin + _MAX_KINDS else 0
         return False
-
-    def _is_taken(self, waiter: Waiter) -> bool:
-        """Whether workers might take this one."""
-        asked = self._asked(self._all[waiter].asked)
-        is_taken = self._are_taken.get(asked)
-        if is_taken is None:
-            is_taken = self._are_taken[asked] = self._has_room_for((asked,))
-        return is_taken
-
-    def _asked(self, kind: Asked) -> Asked:
-        return kind._replace(may_be_local=True) if self._is_anywhere else kind
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the favoured one, as too many did already.
@@ -403,9 +416,7 @@ class WaitingRoom:
         turn = self._all.pop(waiter, None)
         if turn is None:
             return
-        self._kinds[turn.asked] -= 1
-        if not self._kinds[turn.asked]:
-            del self._kinds[turn.asked]
+        self._forget_kind(waiter, turn)
         self._held.pop(waiter, None)
         self._fresh.remove(waiter)
         self._returned = [one for one in self._returned if one.waiter is not waiter]

@@ -143,18 +143,23 @@ class Dispatch:
 
     def turn(self) -> Turn:
         """What the request waits by. Of its prompt what some worker has cached costs nothing."""
-        keys, policy = self._prompt_keys(), self._services.policy
-        num_tokens = len(self._request.shape.prompt_ids)
+        num_blocks = self._services.policy.cache.most_hit_blocks(self._prompt_keys())
+        turn = self._terms.turn(num_blocks * self._block_size)
+        return turn._replace(may_be_local=self.may_be_local())
+
+    def may_be_local(self) -> bool:
+        """Whether a decode worker may compute its prompt, as things are now."""
+        keys, num_tokens = self._prompt_keys(), len(self._request.shape.prompt_ids)
         query = Query(
             num_tokens=num_tokens,
             num_max_tokens=num_tokens,
             block_keys=keys,
+            block_size=self._block_size,
             objectives=self._terms.objectives(),
         )
-        turn = self._terms.turn(policy.cache.most_hit_blocks(keys) * self._block_size)
-        snapshot = self._services.cluster.snapshot()
         is_near = self._beside is not None  # where another choice has all of the prompt
-        return turn._replace(may_be_local=is_near or policy.may_be_local(query, snapshot))
+        services = self._services
+        return is_near or services.policy.may_be_local(query, services.cluster.snapshot())
 
     def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:

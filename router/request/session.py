@@ -259,6 +259,10 @@ class Session:
         if self._dispatch.is_held:
             self._services.room.hold(self)
 
+    def may_be_local(self) -> bool:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        return self._dispatch.may_be_local()
+
     def turn_away(self, error: DiptychError) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""
         self._handle(events.TurnedAway(error))

@@ -241,6 +241,9 @@ class Request:
     def offer(self, *, room_made: bool) -> None:
         self.handle(events.Offered(room_made))
 
+    def may_be_local(self) -> bool:
+        return True
+
     def turn_away(self, error: DiptychError) -> None:
         self.handle(events.TurnedAway(error))
 

@@ -17,6 +17,7 @@ class Waiter:
         self.refusal: DiptychError | None = None
         self.is_placed = False
         self.was_placed = False
+        self.is_near = False
         self.told: list[bool] = []  # room_made, each time
 
     def offer(self, *, room_made: bool) -> None:
@@ -27,6 +28,9 @@ class Waiter:
             self.is_placed = self.was_placed = True
             self.world.order.append(self)
             self.room.take(self)
+
+    def may_be_local(self) -> bool:
+        return self.is_near
 
     def turn_away(self, error: DiptychError) -> None:
         assert self.refusal is None

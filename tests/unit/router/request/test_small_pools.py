@@ -151,6 +151,9 @@ class Client:
     def offer(self, *, room_made: bool) -> None:
         self.on(events.Offered(room_made))
 
+    def may_be_local(self) -> bool:
+        return True
+
     def turn_away(self, error: DiptychError) -> None:
         raise AssertionError("there is room to wait")
 

@@ -176,6 +176,8 @@ class Snapshot:
         decode = [view for view in self.decode if view.has_last_place]
         if self.decode and not decode:
             return False
+        if self.prefill and not prefill:
+            those = (asked for asked in those if asked.may_be_local)
         return any(self._is_taken(asked, prefill, decode) for asked in those)
 
     def _is_taken(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diptych.block_hash import block_keys
 from diptych.errors import (
     BlocksExhaustedError,
 )
@@ -362,6 +363,28 @@ async def test_the_turn_says_whether_a_decode_worker_may_compute_the_prompt(
     assert asked[0].num_tokens == len(PROMPT)
     assert asked[0].block_keys
     assert asked[0].objectives.tpot_s == 0.05
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+async def test_what_a_decode_worker_has_cached_it_may_compute_the_rest_of(
+    world: World, monkeypatch: pytest.MonkeyPatch, block_size: int
+) -> None:
+    """Whatever the size of its blocks, and also where it is cached only later."""
+    policy = LeastLoaded(world.cache, local_below_tokens=64, allow_local=True, allow_recompute=True)
+    world.services = replace(world.services, policy=policy)
+    monkeypatch.setattr(world.cluster, "_block_size", block_size)
+    busy = replace(view_p(PREFILL), has_runway=False)
+    there = Snapshot((busy,), (view_d(DECODE),))
+    monkeypatch.setattr(world.cluster, "snapshot", lambda: there)
+    prompt = tuple(range(1000, 1512))
+    request = world.dispatch(resolved(prompt, max_tokens=4))
+    turn = request.turn()
+    assert not turn.may_be_local
+    assert not there.has_room_for([turn.asked])
+    world.tells(DECODE, list(block_keys(prompt, block_size, b"")))
+    assert request.may_be_local()
+    assert request.turn().may_be_local
+    assert isinstance(request.place(Query(num_tokens=512, num_max_tokens=516)), DecodeOnly)
 
 
 async def test_placement_is_told_what_is_left_of_the_objectives(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from diptych.block_hash import block_keys
 from diptych.errors import (
     BlocksExhaustedError,
 )
@@ -342,49 +341,6 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
 
 def made(world: World, claim: Claim) -> Dispatch:
     return world.dispatch(resolved(claim=claim, max_tokens=50))
-
-
-async def test_the_turn_says_whether_a_decode_worker_may_compute_the_prompt(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Query] = []
-
-    def told(query: Query, snapshot: Snapshot) -> bool:
-        asked.append(query)
-        return len(asked) > 1
-
-    monkeypatch.setattr(world.services.policy, "may_be_local", told)
-    request = made(world, Claim(tpot_s=0.05))
-    assert [request.turn().asked.may_be_local for _ in range(2)] == [False, True]
-    monkeypatch.setattr(world.services.policy, "may_be_local", lambda query, snapshot: False)
-    assert not request.turn().may_be_local
-    monkeypatch.setattr(request, "_beside", DECODE)
-    assert request.turn().may_be_local, "another choice has it there"
-    assert asked[0].num_tokens == len(PROMPT)
-    assert asked[0].block_keys
-    assert asked[0].objectives.tpot_s == 0.05
-
-
-@pytest.mark.parametrize("block_size", [8, 16, 64])
-async def test_what_a_decode_worker_has_cached_it_may_compute_the_rest_of(
-    world: World, monkeypatch: pytest.MonkeyPatch, block_size: int
-) -> None:
-    """Whatever the size of its blocks, and also where it is cached only later."""
-    policy = LeastLoaded(world.cache, local_below_tokens=64, allow_local=True, allow_recompute=True)
-    world.services = replace(world.services, policy=policy)
-    monkeypatch.setattr(world.cluster, "_block_size", block_size)
-    busy = replace(view_p(PREFILL), has_runway=False)
-    there = Snapshot((busy,), (view_d(DECODE),))
-    monkeypatch.setattr(world.cluster, "snapshot", lambda: there)
-    prompt = tuple(range(1000, 1512))
-    request = world.dispatch(resolved(prompt, max_tokens=4))
-    turn = request.turn()
-    assert not turn.may_be_local
-    assert not there.has_room_for([turn.asked])
-    world.tells(DECODE, list(block_keys(prompt, block_size, b"")))
-    assert request.may_be_local()
-    assert request.turn().may_be_local
-    assert isinstance(request.place(Query(num_tokens=512, num_max_tokens=516)), DecodeOnly)
 
 
 async def test_placement_is_told_what_is_left_of_the_objectives(

@@ -33,15 +33,17 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 
 # Two at a time: much of it waits for processes to start. The fault tests have deadlines and are
 # alone; they leave half of two cores idle. Tests that only compute (the golden ones, kernels in their
-# interpreter) have none and take what the others leave. What is broken for all of them would take an
-# hour to fail each: ten failures are enough.
+# interpreter) have none and take what the others leave: two of them, as both cores are theirs once
+# the others are done. What is broken for all of them would take an hour to fail each: ten failures
+# are enough.
+BY_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 WHEN_IDLE := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
 	@mkdir -p .cache
-	$(WHEN_IDLE) $(PYTEST) --maxfail 10 --timeout 1800 $(PATIENT) > .cache/patient.log 2>&1 & patient=$$!; \
+	$(WHEN_IDLE) $(PYTEST) --maxfail 10 $(BY_TWO) --timeout 1800 $(PATIENT) > .cache/patient.log 2>&1 & patient=$$!; \
 	  trap "kill $$patient" INT TERM; \
-	  $(PYTEST) --maxfail 10 -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/protocol \
-	    tests/integration $(PATIENT:%=--ignore=%) && $(PYTEST) --maxfail 10 tests/chaos \
+	  $(PYTEST) --maxfail 10 $(BY_TWO) tests/unit tests/protocol tests/integration \
+	    $(PATIENT:%=--ignore=%) && $(PYTEST) --maxfail 10 tests/chaos \
 	    || { code=$$?; kill $$patient; wait $$patient; exit $$code; }; \
 	  wait $$patient; code=$$?; cat .cache/patient.log; exit $$code
 

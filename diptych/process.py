@@ -58,7 +58,7 @@ class StuckThreadError(Exception):
 class ProcessConfig(BaseModel):
     """Settings that every server process has. Roles inherit it and set ``role``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Names the process in logs, traces, ``diptych <role>`` and ``DIPTYCH_<ROLE>_...``.
     role: ClassVar[str] = "process"

@@ -5,7 +5,9 @@ body over HTTP, an argument of the client's ``build_request`` and a flag of ``di
 each under the same name.
 """
 
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import Field
 
 from diptych.errors import InvalidRequestError
 from diptych.request_class import RequestClass
@@ -13,6 +15,8 @@ from diptych.v1 import inference_pb2
 
 MIN_OBJECTIVE_MS: Final = 0.001
 MAX_OBJECTIVE_MS: Final = 86_400_000.0  # a day
+ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS)]
+"""One of a process's settings, which are held to the same range."""
 
 LEVEL_HELP: Final = {
     "priority": "How urgent the request is beside others: realtime, standard or batch. Unset: as "

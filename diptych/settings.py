@@ -36,6 +36,8 @@ C = TypeVar("C", bound=BaseModel)
 # Kubernetes injects such variables for a service named like our prefix, and what its port is.
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT_\d+_.*)$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+# Of pydantic's: a list whose parts look like numbers to Python, and are none in JSON.
+_LIST_FLAG = re.compile(r'error parsing value for field "(\w+)" from source "CliSettingsSource"')
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 
 AS_IT_IS: Final = object()
@@ -327,10 +329,14 @@ def _is_service_port(name: str, value: str) -> bool:
 
 
 def _not_json(error: SettingsError, env_prefix: str) -> str | None:
-    """Which variable was to be JSON and is not, if that is the error."""
+    """Which flag or variable was to be JSON and is not, if that is the error."""
     cause = error.__cause__
     if not isinstance(cause, json.JSONDecodeError):
         return None
+    flag = _LIST_FLAG.match(str(error))
+    if flag is not None:
+        name, given = flag[1].replace("_", "-"), cause.doc.removeprefix("[").removesuffix("]")
+        return f"--{name}: expected values as JSON has them, such as 0.5 (got {given!r})"
     for variable, value in os.environ.items():
         if variable.upper().startswith(env_prefix) and value == cause.doc:
             forms = """["a", "b"] or {"name": 1}"""

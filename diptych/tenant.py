@@ -1,11 +1,11 @@
 """Whose requests are, how many of them there may be, and how urgent."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.request_class import RequestClass, read_class
 
-_MOST = 10**12
+MAX_LIMIT: Final = 10**12
 
 
 class Limits(NamedTuple):
@@ -56,7 +56,7 @@ def read_terms(given: Mapping[str, object]) -> Terms:
 
 
 def _read_limit(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_LIMIT:
         raise ValueError(f"{name}: expected a whole number above 0")
     return value
 

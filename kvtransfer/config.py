@@ -14,7 +14,7 @@ PROBES_AT_ONCE = 4  # more wait for their turn
 class TransferConfig(BaseModel):
     """How a worker moves KV blocks. Frozen; built once at start."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     transports: tuple[TransportName, ...] = Field(
         ("nixl", "staged", "inline"),

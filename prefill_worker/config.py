@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from diptych.worker.config import WorkerConfig
+from diptych.worker.config import MAX_COUNT, WorkerConfig
 from kvtransfer.config import TransferConfig
 
 
@@ -15,7 +15,9 @@ class PrefillWorkerConfig(WorkerConfig):
 
     # More than a decode worker's: nobody waits between a prompt's tokens, and matrix
     # products with more rows reach more of the machine's rate.
-    max_batched_tokens: int = Field(1024, ge=1, description="Tokens of one step at the most.")
+    max_batched_tokens: int = Field(
+        1024, ge=1, le=MAX_COUNT, description="Tokens of one step at the most."
+    )
     transfer: TransferConfig = Field(
         TransferConfig(), description="How decode workers may read this worker's KV."
     )

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.request_class import RequestClass
-from diptych.tenant import Limits
+from diptych.service_level import ObjectiveMs
+from diptych.tenant import MAX_LIMIT, Limits
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519"
@@ -128,16 +129,21 @@ class QuotaSettings(BaseModel):
     requests_per_minute: int | None = Field(
         None,
         ge=1,
+        le=MAX_LIMIT,
         description="Requests that a tenant may make, a minute's worth at once. Unset: any number.",
     )
     tokens_per_minute: int | None = Field(
         None,
         ge=1,
+        le=MAX_LIMIT,
         description="Tokens of a tenant's prompts and answers, a minute's worth at once; "
         "max_tokens count until an answer has ended. Unset: any number.",
     )
     max_concurrent: int | None = Field(
-        None, ge=1, description="Requests of a tenant that may be open. Unset: any number."
+        None,
+        ge=1,
+        le=MAX_LIMIT,
+        description="Requests of a tenant that may be open. Unset: any number.",
     )
 
     @property
@@ -158,15 +164,13 @@ class ClassSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    ttft_ms: float | None = Field(
+    ttft_ms: ObjectiveMs | None = Field(
         None,
-        gt=0,
         description="Time to first token, from the arrival on, of requests that do not say it, "
         "ms. Unset: ttft_objective_ms.",
     )
-    tpot_ms: float | None = Field(
+    tpot_ms: ObjectiveMs | None = Field(
         None,
-        gt=0,
         description="Mean time between tokens of requests that do not say it, ms. Unset: "
         "tpot_objective_ms.",
     )

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from diptych.process import ProcessConfig
+from diptych.service_level import ObjectiveMs
 from diptych.text.response.families import AnswerForm
 from diptych.timers import GrpcSeconds
 from router.client_settings import (
@@ -20,6 +21,7 @@ from router.client_settings import (
 from router.discovery_settings import Addresses, DnsSource, FileSource, KubernetesSource, Source
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
+_MOST_TOKENS = 10**12  # as of a tenant's limits
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _MOST_PROCESSES = 64
 _LAST_PORT = 65535
@@ -151,6 +153,7 @@ class RouterConfig(ProcessConfig):
     max_pending_prefill_tokens: int = Field(
         16384,
         ge=1,
+        le=_MOST_TOKENS,
         description="Prompt tokens this router lets wait on one prefill worker that has not "
         "measured yet how fast it computes; more wait here.",
     )
@@ -167,16 +170,14 @@ class RouterConfig(ProcessConfig):
         "predicted loss: objectives missed, then everybody's seconds. auto: the latter for "
         "requests that have an objective, of their own or as the settings say, else the former.",
     )
-    ttft_objective_ms: float | None = Field(
+    ttft_objective_ms: ObjectiveMs | None = Field(
         None,
-        gt=0,
         description="Time to first token, from a request's arrival on, that placement by "
         "prediction aims at where neither the request nor its class says it, ms. Unset: the "
         "shorter the better.",
     )
-    tpot_objective_ms: float | None = Field(
+    tpot_objective_ms: ObjectiveMs | None = Field(
         None,
-        gt=0,
         description="Mean time between tokens that placement by prediction aims at where neither "
         "the request nor its class says it, ms. Unset: the shorter the better.",
     )

@@ -1,4 +1,4 @@
-"""Settings of where the router finds workers: of each source, and what an address is."""
+"""Settings of where the router finds workers: of each source."""
 
 import re
 from ipaddress import ip_address
@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from diptych.address import is_address
+
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-# Before a colon gRPC takes such a word for how the rest is to be reached.
-_SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 
 
 def check_addresses(value: list[str]) -> list[str]:
@@ -20,14 +20,6 @@ def check_addresses(value: list[str]) -> list[str]:
     if len(set(value)) != len(value):
         raise ValueError("an address is listed twice")
     return value
-
-
-def is_address(text: str) -> bool:
-    """Whether it is host:port, and no address of another kind to gRPC."""
-    host, colon, port = text.rpartition(":")
-    is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
-    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-    return bool(colon) and is_host and is_port and host.partition(":")[0] not in _SCHEMES
 
 
 def _check_names(value: list[str]) -> list[str]:

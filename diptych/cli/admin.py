@@ -3,13 +3,14 @@
 import asyncio
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import grpc
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import CliPositionalArg
 
 from diptych import settings
+from diptych.address import check_address
 from diptych.errors import ConfigurationError
 from diptych.rpc.identity import Identity, TlsFiles
 from diptych.rpc.peer_channel import Dialer
@@ -36,7 +37,9 @@ class RolesConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    address: CliPositionalArg[str] = Field(description="host:port of the worker.")
+    address: Annotated[CliPositionalArg[str], AfterValidator(check_address)] = Field(
+        description="host:port of the worker."
+    )
     roles: tuple[RoleName, ...] = Field(
         min_length=1, description="What it takes from now on: prefill, decode, or both."
     )

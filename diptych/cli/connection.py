@@ -1,9 +1,11 @@
 """Where a command's routers are, and how it is let in."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from diptych.address import check_address
 from diptych.client import DEFAULT_RETRIES, DiptychClient
 from diptych.errors import ConfigurationError, ModelNotFoundError
 from diptych.v1 import inference_pb2
@@ -26,12 +28,19 @@ def read_key(path: Path | None) -> str:
     return key
 
 
+def _check_addresses(text: str) -> str:
+    for name in text.split(","):
+        if "//" not in name:  # of URLs the client says it, without the secrets in them
+            check_address(name.strip())
+    return text
+
+
 class RouterConnection(BaseModel):
     """Settings of every command that asks a router."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    address: str = Field(
+    address: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "127.0.0.1:50051", description="host:port of the router, or of several, with commas."
     )
     retries: int = Field(

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
+from diptych.address import Address
 from diptych.rpc.identity import Identity, PeerRole, TlsFiles
 
 EXIT_NOT_SERVING = 1
@@ -19,7 +20,7 @@ class HealthConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    address: str = Field("127.0.0.1:50051", description="host:port of the process.")
+    address: Address = Field("127.0.0.1:50051", description="host:port of the process.")
     service: str = Field(
         "",
         description="A service's full name, such as diptych.v1.Inference: whether it takes "

@@ -2,6 +2,7 @@
 
 import json
 import math
+import reprlib
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
@@ -15,6 +16,9 @@ DEMO = StepModel(
     StepCost(0.115, 0.0015, 4.1e-6, 0.00082, 4.6e-7, 1.1, NUM_KNOWN_STEPS),
 )
 _NAMES = StepCost._fields
+_COUNTS = ("num_steps", "num_trials")
+_MOST_STEPS = 2.0**63
+_MOST = 1e6  # s, and times: more than that of a worker no router believes
 
 
 def read_steps(path: Path) -> StepModel:
@@ -24,16 +28,23 @@ def read_steps(path: Path) -> StepModel:
     Raises ConfigurationError that names what is wrong.
     """
     try:
-        told = json.loads(path.read_text())["step_model"]
-        model = StepModel(cost_of(told["decode"]), cost_of(told["prefill"]))
+        content = json.loads(path.read_text())
     except OSError as error:
         raise ConfigurationError(f"--steps: {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"--steps: {path}: {error!r}") from None
-    for kind, cost in model._asdict().items():
-        if not cost.is_known:
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"--steps: {path}: is no JSON: {error}") from None
+    told = content.get("step_model") if isinstance(content, dict) else None
+    if not isinstance(told, dict):
+        raise ConfigurationError(f"--steps: {path}: step_model: expected decode and prefill")
+    costs = {}
+    for kind in StepModel._fields:
+        try:
+            costs[kind] = cost_of(told.get(kind))
+        except ValueError as error:
+            raise ConfigurationError(f"--steps: {path}: {kind}: {error}") from None
+        if not costs[kind].is_known:
             raise ConfigurationError(f"--steps: {path}: {kind}: too few steps to rely on")
-    return model
+    return StepModel(**costs)
 
 
 def text(model: StepModel) -> str:
@@ -43,7 +54,7 @@ def text(model: StepModel) -> str:
 
 
 def cost_of(told: object) -> StepCost:
-    """As such a file has it; what is left out is 0. Raises ValueError, TypeError."""
+    """As such a file has it; what is left out is 0. Raises ValueError that names the part."""
     if not isinstance(told, dict):
         raise ValueError("a cost is a table of numbers")
     unknown = set(told) - set(_NAMES)
@@ -52,9 +63,20 @@ def cost_of(told: object) -> StepCost:
     more_row_s = told.get("more_row_s", ())
     if not isinstance(more_row_s, list | tuple) or len(more_row_s) > len(ROW_COUNTS):
         raise ValueError(f"more_row_s is no list of {len(ROW_COUNTS)} numbers")
-    more = tuple(map(float, more_row_s))
-    values = {str(name): float(value) for name, value in told.items() if name != "more_row_s"}
-    if not all(math.isfinite(value) and value >= 0 for value in (*values.values(), *more)):
-        raise ValueError("a cost is below 0 or not finite")
-    cost = StepCost()._replace(**values)  # type: ignore[arg-type]
-    return cost._replace(num_steps=int(cost.num_steps), more_row_s=more)
+    values = {name: _number(name, told[name]) for name in told if name != "more_row_s"}
+    more = tuple(_number("more_row_s", each) for each in more_row_s)
+    counts = {name: int(value) for name, value in values.items() if name in _COUNTS}
+    return StepCost()._replace(**{**values, **counts}, more_row_s=more)  # type: ignore[arg-type]
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    most = _MOST_STEPS if name in _COUNTS else _MOST
+    if not 0 <= number <= most:
+        raise ValueError(
+            f"{name}: expected a number from 0 to {most:g} (got {reprlib.repr(value)})"
+        )
+    return number

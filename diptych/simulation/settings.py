@@ -9,15 +9,18 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.engine.scheduling.step import check_step_limits
+from diptych.service_level import ObjectiveMs
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
 from diptych.simulation.measured_steps import DEMO, read_steps
 from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.workload import Lengths, Shape, Swing, drawn, replayed, scaled
 from diptych.step_model import StepModel
+from diptych.tenant import MAX_LIMIT
 
 _ROLES = ("prefill", "decode", "soft")
-_NUMBER = re.compile(r"[0-9]{1,5}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST_WORKERS = 4096
 _GIGA = 1e9
 
 
@@ -32,6 +35,8 @@ def _split(text: str) -> Split:
     split = Split(*(numbers[role] for role in _ROLES))
     if not (split.num_decode or split.num_soft):
         raise ValueError("expected a worker at least that decodes: decode=D or soft=S")
+    if sum(split) > _MOST_WORKERS:
+        raise ValueError(f"expected {_MOST_WORKERS} workers at the most (got {sum(split)})")
     return split
 
 
@@ -78,7 +83,7 @@ class SimulationConfig(BaseModel):
     drain_s: float = Field(
         10.0, ge=0, description="What is not done so long after that is not answered, s."
     )
-    divide: float = Field(1.0, gt=0, description="All lengths of the trace by this.")
+    divide: float = Field(1.0, ge=0.001, description="All lengths of the trace by this.")
     max_prompt: int = Field(1024, ge=1, description="Tokens, after dividing.")
     max_output: int = Field(256, ge=2, description="Tokens, after dividing.")
     burst_ratio: float = Field(
@@ -109,7 +114,7 @@ class SimulationConfig(BaseModel):
     prefill_max_batched_tokens: int = Field(
         512, ge=1, description="As a prefill worker's, whose own default is 1024."
     )
-    tpot_ms: float | None = Field(None, gt=0, description="As a decode worker's.")
+    tpot_ms: ObjectiveMs | None = Field(None, description="As a decode worker's.")
     local_prefill: bool = Field(
         True, description="As a decode worker's: it may compute prompts itself."
     )
@@ -127,7 +132,9 @@ class SimulationConfig(BaseModel):
     routers: int = Field(1, ge=1, le=64, description="Requests go to them in turn.")
     max_queue: int = Field(256, ge=0, description="As the router's.")
     max_concurrent: int = Field(256, ge=1, description="As the router's.")
-    max_pending_prefill_tokens: int = Field(16384, ge=1, description="As the router's.")
+    max_pending_prefill_tokens: int = Field(
+        16384, ge=1, le=MAX_LIMIT, description="As the router's."
+    )
     prefill_runway_s: float = Field(2.0, gt=0, description="As the router's, s.")
     refuse_unreachable: bool = Field(
         True, description="As the router's, and as if each request asked for the table's objective."

@@ -4,7 +4,8 @@ import csv
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from diptych.errors import ConfigurationError
 from diptych.request_class import RequestClass
 
 _HASHED_TOKENS = 512  # of a block that has one id in a trace with ids
+_MOST_TOKENS = 10**9  # of one prompt or answer of a trace
 _SHARED = 2**31  # token ids from here on are of prefixes that requests share
 
 
@@ -31,8 +33,8 @@ class Lengths(NamedTuple):
     """How a trace's lengths become ours: all divided, then clipped. Tokens."""
 
     divide: float = 1.0
-    max_prompt: int = 10**9
-    max_output: int = 10**9
+    max_prompt: int = _MOST_TOKENS
+    max_output: int = _MOST_TOKENS
     min_output: int = 2  # so that each request has a time between tokens
 
     def prompt(self, num_tokens: float) -> int:
@@ -94,36 +96,99 @@ class _BadLineError(Exception):
 
 def _azure(lines: Iterable[str]) -> Iterator[Shape]:
     began_s: float | None = None
-    for number, row in enumerate(csv.DictReader(lines), 2):
+    for number, row in _csv_rows(lines):
         try:
-            at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            shape = Shape(0.0, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        except (KeyError, ValueError, TypeError) as error:
-            raise _BadLineError(f"{number}: {error!r}") from None
-        began_s = at_s if began_s is None else began_s
-        yield _checked(number, shape._replace(at_s=at_s - began_s))
+            at_s = _moment_s(row)
+            began_s = at_s if began_s is None else began_s
+            if at_s < began_s:
+                raise ValueError("TIMESTAMP: is before the first")
+            lengths = _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens")
+        except ValueError as error:
+            raise _BadLineError(f"{number}: {error}") from None
+        yield Shape(at_s - began_s, *lengths)
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Each with the number of its last line."""
+    rows = csv.DictReader(lines)
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise _BadLineError(f"{rows.reader.line_num}: {error}") from None
+
+
+def _moment_s(row: Mapping[str, object]) -> float:
+    value = _value(row, "TIMESTAMP")
+    try:
+        return datetime.fromisoformat(str(value)[:26]).timestamp()
+    except (ValueError, OverflowError):
+        raise _wrong("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900", value) from None
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[Shape]:
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = _json_object(line)
             shape = Shape(
-                float(row["timestamp"]) / 1000,
-                int(row["input_length"]),
-                int(row["output_length"]),
-                tuple(map(int, row["hash_ids"])),
+                _at_s(row),
+                _num_tokens(row, "input_length"),
+                _num_tokens(row, "output_length"),
+                _block_ids(row),
             )
-        except (KeyError, ValueError, TypeError) as error:
-            raise _BadLineError(f"{number}: {error!r}") from None
-        yield _checked(number, shape)
+        except ValueError as error:
+            raise _BadLineError(f"{number}: {error}") from None
+        yield shape
 
 
-def _checked(number: int, shape: Shape) -> Shape:
-    is_finite = math.isfinite(shape.at_s) and shape.at_s >= 0
-    if not is_finite or min(shape.num_prompt_tokens, shape.num_output_tokens) < 0:
-        raise _BadLineError(f"{number}: a time or a length below 0")
-    return shape
+def _json_object(line: str) -> Mapping[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object (got {reprlib.repr(row)})")
+    return row
+
+
+def _at_s(row: Mapping[str, object]) -> float:
+    value = _value(row, "timestamp")
+    try:
+        at_s = float(value) / 1000  # type: ignore[arg-type]
+    except (ValueError, TypeError, OverflowError):
+        at_s = math.nan
+    if not 0 <= at_s < math.inf:
+        raise _wrong("timestamp", "milliseconds from 0 on", value)
+    return at_s
+
+
+def _num_tokens(row: Mapping[str, object], name: str) -> int:
+    value = _value(row, name)
+    try:
+        num_tokens: int = int(value)  # type: ignore[call-overload]
+    except (ValueError, TypeError, OverflowError):
+        num_tokens = -1
+    if not 0 <= num_tokens <= _MOST_TOKENS:
+        raise _wrong(name, f"a whole number from 0 to {_MOST_TOKENS}", value)
+    return num_tokens
+
+
+def _block_ids(row: Mapping[str, object]) -> tuple[int, ...]:
+    value = _value(row, "hash_ids")
+    try:
+        return tuple(map(int, value))  # type: ignore[call-overload]
+    except (ValueError, TypeError, OverflowError):
+        raise _wrong("hash_ids", "whole numbers", value) from None
+
+
+def _value(row: Mapping[str, object], name: str) -> object:
+    if row.get(name) is None:
+        raise ValueError(f"{name}: is missing")
+    return row[name]
+
+
+def _wrong(name: str, expected: str, value: object) -> ValueError:
+    return ValueError(f"{name}: expected {expected} (got {reprlib.repr(value)})")
 
 
 def replayed(shapes: Sequence[Shape], speed: float, duration_s: float) -> Iterator[Shape]:
@@ -165,7 +230,8 @@ def prompt_ids(shape: Shape, number: int, divide: float) -> list[int]:
     """Tokens of the prompt of request ``number``, at least 1: what is not shared is its own."""
     if not shape.prefix:
         return [number] * shape.num_prompt_tokens
-    each = max(1, round(_HASHED_TOKENS / divide))
-    shared = [_SHARED + p % _SHARED for p in shape.prefix for _ in range(each)]
+    each = max(1, min(round(_HASHED_TOKENS / divide), shape.num_prompt_tokens))
+    needed = shape.prefix[: -(-shape.num_prompt_tokens // each)]
+    shared = [_SHARED + p % _SHARED for p in needed for _ in range(each)]
     own = [number] * (shape.num_prompt_tokens - len(shared))
     return [*shared, *own][: shape.num_prompt_tokens]

@@ -1,7 +1,7 @@
 """Settings that both kinds of worker have. Built once at start, see diptych.settings."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -14,7 +14,9 @@ from diptych.formats import (
     Quantization,
 )
 from diptych.process import ProcessConfig
+from diptych.service_level import ObjectiveMs
 
+MAX_COUNT: Final = 2**32 - 1  # that messages hold
 _MAX_CORES = 2**16  # more than any machine has
 
 
@@ -74,22 +76,31 @@ class WorkerConfig(ProcessConfig):
         "and on a CPU.",
     )
     num_blocks: int | None = Field(
-        None, ge=2, description="KV blocks of the pool, instead of by memory."
+        None, ge=2, le=MAX_COUNT, description="KV blocks of the pool, instead of by memory."
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="Longest sequence, tokens. Unset: the model's context length."
-    )
-    max_batched_tokens: int = Field(512, ge=1, description="Tokens of one step at the most.")
-    max_num_seqs: int = Field(64, ge=1, description="Sequences in the running batch at the most.")
-    tpot_ms: float | None = Field(
         None,
-        gt=0,
+        ge=2,
+        le=MAX_COUNT,
+        description="Longest sequence, tokens. Unset: the model's context length.",
+    )
+    max_batched_tokens: int = Field(
+        512, ge=1, le=MAX_COUNT, description="Tokens of one step at the most."
+    )
+    max_num_seqs: int = Field(
+        64, ge=1, le=MAX_COUNT, description="Sequences in the running batch at the most."
+    )
+    tpot_ms: ObjectiveMs | None = Field(
+        None,
         description="Mean time between tokens that sequences are promised while prompts are "
         "computed beside them, ms: a step has no more of those than leaves nine of ten on time. "
         "Unset: as many as fit.",
     )
     num_threads: int | None = Field(
-        None, ge=1, description="Threads of one model step. Unset: one for each usable core."
+        None,
+        ge=1,
+        le=_MAX_CORES,
+        description="Threads of one model step. Unset: one for each usable core.",
     )
     tensor_parallel: int = Field(
         1,

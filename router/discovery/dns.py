@@ -15,12 +15,13 @@ from dns.exception import DNSException
 from dns.rdatatype import AAAA, SRV, A, RdataType
 from dns.resolver import NXDOMAIN, NoAnswer, NoResolverConfiguration
 
+from diptych.address import is_address
 from diptych.cancellation import pass_on_cancellation
 from diptych.errors import ConfigurationError
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Clock, Freshness, Targets
 from router.discovery.worker_bound import WorkerBound
-from router.discovery_settings import DnsSource, is_address
+from router.discovery_settings import DnsSource
 
 _ANSWER_S = 5.0  # for one name, retries included
 

@@ -14,11 +14,12 @@ from lightkube.core.client import LabelSelector
 from lightkube.models.discovery_v1 import EndpointSlice as SliceModel
 from lightkube.resources.discovery_v1 import EndpointSlice
 
+from diptych.address import is_address
 from diptych.errors import ConfigurationError
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
 from router.discovery.source import Clock, Doubt, Freshness, Targets
 from router.discovery.worker_bound import WorkerBound
-from router.discovery_settings import KubernetesSource, is_address
+from router.discovery_settings import KubernetesSource
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 _LIST_S = 15.0

@@ -1,15 +1,21 @@
 """Flags, environment and file become one frozen model, or one clear line."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
-from pydantic import ByteSize, Field
+from pydantic import BaseModel, ByteSize, Field
 
+from batch_server.config import BatchServerConfig
+from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from prefill_worker.config import PrefillWorkerConfig
+from router.config import RouterConfig
+from soft_worker.config import SoftWorkerConfig
 
 
 class ExampleConfig(ProcessConfig):
@@ -22,6 +28,7 @@ class ExampleConfig(ProcessConfig):
         ("nixl", "inline"), description="Transports."
     )
     prefill: list[str] = Field([], description="host:port of a worker.")
+    share: list[float] = Field([], description="Shares.")
 
 
 def load(*args: str) -> ExampleConfig:
@@ -102,6 +109,9 @@ def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) ->
         (["--transports", "pigeon"], "^--transports: .*'pigeon'[^;]*$"),
         (["--timers.drain-s", "soon"], "--timers.drain-s: .*'soon'"),
         (["--config", "/nonexistent.yaml"], "--config: /nonexistent.yaml: No such file"),
+        (["--share", "nan"], "^--share: expected values as JSON has them, .*'nan'"),
+        (["--share", "1", "--share", ".5"], "^--share: .* such as 0.5 .*'1,.5'"),
+        (["--share", "1e400"], "^--share: .*finite"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) -> None:
@@ -161,6 +171,27 @@ def test_a_variable_that_has_to_be_json_and_is_not_is_named(
         f"environment: DIPTYCH_EXAMPLE_{name}: expected JSON, "
         f"""as ["a", "b"] or {{"name": 1}} (got {value!r})"""
     )
+
+
+@pytest.mark.parametrize(
+    "role",
+    [RouterConfig, PrefillWorkerConfig, DecodeWorkerConfig, SoftWorkerConfig, BatchServerConfig],
+)
+def test_no_number_of_any_role_may_be_infinite(role: type[ProcessConfig]) -> None:
+    flags = dict(numbers(role))
+    assert "--timers.drain-s" in flags
+    assert [flag for flag, is_finite in flags.items() if not is_finite] == []
+
+
+def numbers(model: type[BaseModel], above: str = "--") -> Iterator[tuple[str, bool]]:
+    """Each setting that is no whole number, and whether it has to be finite."""
+    is_finite = model.model_config.get("allow_inf_nan") is False
+    for name, field in model.model_fields.items():
+        kind, flag = field.annotation, above + name.replace("_", "-")
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from numbers(kind, f"{flag}.")
+        elif "float" in str(kind):
+            yield flag, is_finite
 
 
 def test_what_kubernetes_injects_for_a_service_is_not_ours(

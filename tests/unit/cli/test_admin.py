@@ -14,6 +14,10 @@ from diptych.errors import ConfigurationError
         (["roles", "worker:1"], "--roles: is required"),
         (["roles", "worker:1", "--roles", "decode,decode"], "--roles: names one twice"),
         (["roles", "worker:1", "--roles", "king"], "--roles"),
+        (["roles", "worker:99999", "--roles", "decode"], "--address: .* 65535 .*'worker:99999'"),
+        (["roles", "worker:0", "--roles", "decode"], "--address: expected host:port"),
+        (["roles", "worker", "--roles", "decode"], "--address: expected host:port"),
+        (["roles", "dns:worker:1", "--roles", "decode"], "--address: expected host:port"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(args: list[str], why: str) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from diptych.cli.main import main
+from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION
 from diptych.simulation.measured_steps import read_steps
 from diptych.simulation.measured_steps import text as steps_text
@@ -103,6 +104,14 @@ def test_decode_workers_that_compute_no_prompts_are_measured_by_engines_that_do(
         (("--workers", "decode=1", "--num-blocks", "8"), "num_blocks"),
         (("--workers", "prefill=1,decode=1 decode=2", "--no-local-prefill"), "local_prefill"),
         (("--workers", "decode=1", "--burst-ratio", "2"), "burst_ratio"),
+        (("--workers", "decode=4097"), "--workers: expected 4096 workers at the most"),
+        (("--workers", "decode=1 prefill=2000,decode=2000,soft=97"), "--workers: expected 4096"),
+        (("--workers", "decode=999999999999"), "--workers: expected 4096"),
+        (("--workers", "decode=1", "--rate", "nan"), "--rate: expected values"),
+        (("--workers", "decode=1", "--divide", "1e-308"), "--divide: "),
+        (("--workers", "decode=1", "--divide", "5e-324"), "--divide: "),
+        (("--workers", "decode=1", "--tpot-ms", "1e-320"), "--tpot-ms: "),
+        (("--workers", "decode=1", "--max-pending-prefill-tokens", "9" * 400), "--max-pending"),
         (("--workers", "decode=1", "--steps", "/nonexistent"), "--steps"),
         (("--workers", "decode=1", "--svg", "/nonexistent/x.svg"), "--svg"),
     ],
@@ -111,13 +120,22 @@ def test_what_is_wrong_is_named(
     trace: Path, flags: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(trace, "--duration-s", "2", *flags) == EXIT_CONFIGURATION
-    assert names in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert names in said.splitlines()[-1]
 
 
 def steps_of_rows(more_row_s: object) -> str:
     known = {"fixed_s": 1, "num_steps": 99}
     decode = {**known, "more_row_s": more_row_s}
     return json.dumps({"step_model": {"decode": decode, "prefill": known}})
+
+
+def steps_with(name: str, value: str) -> str:
+    """As it stands in the file: JSON has numbers that Python has not."""
+    known = '"row_s": 0.01, "num_steps": 99'
+    decode = f'{{{known}, "{name}": {value}}}'
+    return f'{{"step_model": {{"decode": {decode}, "prefill": {{{known}}}}}}}'
 
 
 def test_what_later_rows_cost_is_read_and_written(tmp_path: Path) -> None:
@@ -143,6 +161,15 @@ def test_what_later_rows_cost_is_read_and_written(tmp_path: Path) -> None:
         '{"step_model": {"decode": {"fixed_s": -1, "num_steps": 99}, "prefill": {}}}',
         '{"step_model": {"decode": {"fixed": 1}, "prefill": {}}}',
         "[",
+        "[]",
+        '{"step_model": []}',
+        "[" * 100_000,
+        steps_with("upper_ratio", "1e300"),
+        steps_with("upper_ratio", "1e400"),
+        steps_with("fixed_s", "1000001"),
+        steps_with("row_s", "9" * 400),
+        steps_with("num_trials", "1e400"),
+        steps_with("row_s", "[]"),
     ],
 )
 def test_a_bad_step_model_is_refused(
@@ -151,4 +178,21 @@ def test_a_bad_step_model_is_refused(
     path = tmp_path / "steps.json"
     path.write_text(text)
     assert simulate(trace, "--workers", "decode=1", "--steps", str(path)) == EXIT_CONFIGURATION
-    assert "--steps" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"diptych simulate: --steps: {path}: ")
+    assert said.count("\n") == 1
+
+
+def test_what_is_wrong_in_a_step_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(steps_with("upper_ratio", "1e300"))
+    says = r"decode: upper_ratio: expected a number from 0 to 1e\+06 \(got 1e\+300\)"
+    with pytest.raises(ConfigurationError, match=says):
+        read_steps(path)
+
+
+def test_the_longest_steps_can_be_simulated(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(steps_with("upper_ratio", "1e6"))
+    flags = ("--workers", "decode=1", "--duration-s", "2", "--drain-s", "1e9")
+    assert simulate(trace, *flags, "--steps", str(path)) == 0

@@ -6,8 +6,9 @@ from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.request_class import RequestClass
 from diptych.rpc.server import make_server
-from diptych.tenant import Limits
+from diptych.tenant import MAX_LIMIT, Limits
 from router.config import RouterConfig
+from router.placement.runway import Runway
 from router.ways_in import public_edge
 
 INT32 = 2**31 - 1
@@ -41,11 +42,62 @@ def test_a_count_out_of_range_is_one_line(name: str) -> None:
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max-pending-prefill-tokens",
+        "quota.requests-per-minute",
+        "quota.tokens-per-minute",
+        "quota.max-concurrent",
+    ],
+)
+@pytest.mark.parametrize("value", [str(MAX_LIMIT + 1), "9" * 400])
+def test_a_count_that_no_division_could_hold_is_one_line(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--{name}: .*'{value}'") as caught:
+        load(f"--{name}", value)
+    assert "\n" not in caught.value.message
+
+
+def test_the_largest_counts_can_be_reckoned_with() -> None:
+    most = str(MAX_LIMIT)
+    config = load("--max-pending-prefill-tokens", most, "--quota.tokens-per-minute", most)
+    assert config.quota.limits.tokens_per_minute == MAX_LIMIT
+    runway = Runway(config.max_pending_prefill_tokens, config.prefill_runway_s)
+    assert runway.is_open_beyond(MAX_LIMIT, 0.0)
+
+
 @pytest.mark.parametrize("name", ["no-worker-s", "drain-s", "heartbeat-s"])
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_every_timer_is_finite(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--timers.{name}: .*'{value}'"):
         load(f"--timers.{name}", value)
+
+
+@pytest.mark.parametrize("name", ["prefill-runway-s", "trace-caller-per-s", "trace-slow-s"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
+def test_every_number_is_finite(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--{name}: .*finite.*'{value}'"):
+        load(f"--{name}", value)
+
+
+OBJECTIVES = [
+    *("ttft-objective-ms", "tpot-objective-ms"),
+    *("classes.realtime.ttft-ms", "classes.standard.tpot-ms", "classes.batch.ttft-ms"),
+]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("value", ["0", "1e-320", "0.00099", "86400000.1", "1e300", "inf", "nan"])
+def test_an_objective_is_one_that_a_client_could_ask_for(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--{name}: .*'{value}'") as caught:
+        load(f"--{name}", value)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("value", ["0.001", "86400000"])
+def test_the_least_and_the_greatest_objective(name: str, value: str) -> None:
+    load(f"--{name}", value)
 
 
 @pytest.mark.parametrize("name", ["realtime", "standard", "batch"])

@@ -1,5 +1,7 @@
 """Which requests come: read from both traces' forms, drawn, scaled."""
 
+import json
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +64,48 @@ def test_a_bad_trace_is_refused_by_line(tmp_path: Path, name: str, text: str, na
         read_trace(tmp_path / "missing.csv")
 
 
+def row_of(**told: object) -> str:
+    whole = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}
+    return json.dumps({**whole, **told}).replace("Infinity", "1e400") + "\n"
+
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n"
+TIME = "2023-11-16 18:15:47"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.csv", f"{HEAD}{TIME},{'9' * 140_000},1\n", "line 3: field larger than field limit"),
+        ("a.csv", f"{'T' * 140_000}\n", "line 1: field larger than field limit"),
+        ("a.csv", f"{HEAD}{TIME},{'9' * 400},1\n", "line 3: ContextTokens: expected a whole num"),
+        ("a.csv", f"{HEAD}{TIME},1,{'9' * 5000}\n", "line 3: GeneratedTokens: expected a whole n"),
+        ("a.csv", f"{HEAD}\n\n{TIME},1e3,1\n", r"line 5: ContextTokens: .* \(got '1e3'\)"),
+        ("a.csv", f"{HEAD}{TIME},5\n", "line 3: GeneratedTokens: is missing"),
+        ("a.csv", f"{HEAD}0000-11-16 18:15:47,1,1\n", "line 3: TIMESTAMP: expected a time"),
+        ("a.csv", f"{HEAD}2023-11-16 18:15:45,1,1\n", "line 3: TIMESTAMP: is before the first"),
+        ("a.csv", "t,ContextTokens,GeneratedTokens\n1,1,1\n", "line 2: TIMESTAMP: is missing"),
+        ("m.jsonl", row_of() + row_of(input_length=math.inf), "line 2: input_length: expected"),
+        ("m.jsonl", row_of(output_length=-1), "line 1: output_length: expected a whole number"),
+        ("m.jsonl", row_of(output_length=[[[0]]]), "line 1: output_length: expected a whole num"),
+        ("m.jsonl", row_of(input_length=10**400), "line 1: input_length: expected a whole num"),
+        ("m.jsonl", row_of(timestamp=10**400), "line 1: timestamp: expected milliseconds"),
+        ("m.jsonl", row_of(timestamp=math.inf), "line 1: timestamp: expected milliseconds"),
+        ("m.jsonl", row_of(timestamp="soon"), r"line 1: timestamp: .* \(got 'soon'\)"),
+        ("m.jsonl", row_of(hash_ids=5), r"line 1: hash_ids: expected whole .* \(got 5\)"),
+        ("m.jsonl", row_of(hash_ids=[0, math.inf]), "line 1: hash_ids: expected whole numbers"),
+        ("m.jsonl", "[" * 100_000, "line 1: is no JSON: "),
+        ("m.jsonl", "[1]\n", "line 1: expected an object"),
+    ],
+)
+def test_a_bad_field_is_one_short_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+    path = written(tmp_path, name, text)
+    with pytest.raises(ConfigurationError, match=f"--trace: {path}: {says}") as caught:
+        read_trace(path)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300 + len(str(path))
+
+
 def test_equal_blocks_are_equal_tokens_and_nothing_else_is() -> None:
     one, other = Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))
     first, second = prompt_ids(one, 1, 1.0), prompt_ids(other, 2, 1.0)
@@ -70,6 +114,8 @@ def test_equal_blocks_are_equal_tokens_and_nothing_else_is() -> None:
     assert not set(first[512:]) & set(second[512:])
     assert len(set(prompt_ids(one._replace(num_prompt_tokens=150), 3, 4.0)[:128])) == 1
     assert prompt_ids(Shape(0.0, 3, 1), 9, 1.0) == [9, 9, 9]
+    few = Shape(0.0, 5, 1, (3,) * 10**5)
+    assert prompt_ids(few, 9, 1e-9) == prompt_ids(few, 9, 1.0), "without those that it has not"
 
 
 def test_a_trace_is_replayed_faster_and_from_its_beginning() -> None:

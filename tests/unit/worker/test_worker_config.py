@@ -5,8 +5,10 @@ import pytest
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
 from diptych.errors import ConfigurationError
-from diptych.worker.config import parse_cpus
+from diptych.v1 import worker_pb2
+from diptych.worker.config import WorkerConfig, parse_cpus
 from prefill_worker.config import PrefillWorkerConfig
+from soft_worker.config import SoftWorkerConfig
 
 
 def load(*args: str) -> DecodeWorkerConfig:
@@ -57,6 +59,41 @@ def test_bad_flags_are_one_line(args: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         load(*args)
     assert "\n" not in caught.value.message
+
+
+COUNTS = ["max-batched-tokens", "max-num-seqs", "max-model-len", "num-blocks"]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", ["4294967296", "9" * 400])
+@pytest.mark.parametrize("kind", [PrefillWorkerConfig, DecodeWorkerConfig, SoftWorkerConfig])
+def test_a_count_that_routers_cannot_be_told_of_is_one_line(
+    kind: type[WorkerConfig], name: str, value: str
+) -> None:
+    args = ["--model", "demo", f"--{name}", value]
+    with pytest.raises(ConfigurationError, match=f"^--{name}: .*'{value}'") as caught:
+        settings.load(kind, args, prog="test", env_prefix="DIPTYCH_TEST_")
+    assert "\n" not in caught.value.message
+
+
+def test_routers_are_told_of_the_largest_counts() -> None:
+    most = str(2**32 - 1)
+    config = load("--model", "demo", *(part for name in COUNTS for part in (f"--{name}", most)))
+    assert config.num_blocks is not None
+    assert config.max_model_len is not None
+    worker_pb2.WorkerState(
+        max_batched_tokens=config.max_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        blocks=worker_pb2.BlockCounts(total=config.num_blocks),
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "1e-320", "86400000.1", "inf", "nan"])
+def test_the_pace_is_one_that_a_client_could_ask_for(value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--tpot-ms: .*'{value}'"):
+        load("--model", "demo", "--tpot-ms", value)
+    assert load("--model", "demo", "--tpot-ms", "0.001").tpot_ms == 0.001
 
 
 def test_cpus() -> None:

@@ -12,7 +12,7 @@ from diptych.v1 import worker_pb2
 ROW_COUNTS: Final = (2, 8, 32, 128)  # beyond each of which a step's rows may cost more
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
 _NUM_DOUBTED = 8  # steps of requests; fewer do not set right what trials had wrong
-_MOST_S = 1e6  # that a worker may say of any part of a step
+_MOST_S = 100.0  # that a worker may say of any part of a step
 
 
 class StepWork(NamedTuple):
@@ -148,8 +148,16 @@ class StepModel(NamedTuple):
 
     @classmethod
     def from_proto(cls, told: worker_pb2.StepModel) -> "StepModel":
-        """What a worker says; of one that says nothing nothing is known."""
-        return cls(_cost(told.decode), _cost(told.prefill)._replace(more_row_s=()))
+        """What a worker says; of one that says nothing nothing is known.
+
+        Nor is anything of a kind of step of which what it is for takes no time at all.
+        """
+        decode, prefill = _cost(told.decode), _cost(told.prefill)._replace(more_row_s=())
+        takes_time = prefill.fixed_s or prefill.prefill_token_s or prefill.attention_pair_s
+        return cls(
+            decode if decode.fixed_s or decode.row_s else StepCost(),
+            prefill if takes_time else StepCost(),
+        )
 
 
 def num_pairs(start: int, end: int) -> int:

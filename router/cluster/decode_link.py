@@ -57,6 +57,7 @@ class DecodeLink:
         self.promises = OwnPromises(router_incarnation)
         self._listeners: dict[int, ReservationListener] = {}
         self._sequences = OwnSequences()
+        self._unheard: set[int] = set()  # of these, such as the worker has said nothing of
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
         self._is_there = asyncio.Event()
@@ -66,6 +67,11 @@ class DecodeLink:
     def num_sequences(self) -> int:
         """Of this router, on this worker."""
         return len(self._sequences)
+
+    @property
+    def num_heard(self) -> int:
+        """Of these, such as the worker has answered: the others may be on their way to it."""
+        return len(self._sequences) - len(self._unheard)
 
     def own_shares(self) -> Shares:
         """Whose those are."""
@@ -78,6 +84,7 @@ class DecodeLink:
         self._listeners[command.sequence_id] = listener
         is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
         self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
+        self._unheard.add(command.sequence_id)
         self.promises.placed(command.sequence_id, _promise(command.spec))
         if not command.to_pull:
             self.local_prompts.asked(command.sequence_id, len(command.spec.token_ids))
@@ -91,7 +98,8 @@ class DecodeLink:
 
     def start(self, command: decode_pb2.Start) -> None:
         """Send a Start."""
-        self.local_prompts.started(command.sequence_id)
+        now_s = self.watch.heard_s + self.watch.since_heard_s
+        self.local_prompts.started(command.sequence_id, now_s)
         self._send(decode_pb2.DecodeCommand(start=command))
 
     def release(self, sequence_id: int) -> None:
@@ -179,6 +187,7 @@ class DecodeLink:
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
+                self._unheard.discard(sequence_id)
             wrong = wrong_forms.of_stats(event.proven.stats) if kind == "proven" else None
             if listener is not None and wrong is not None:
                 self._give_up(sequence_id, listener, wrong)
@@ -187,6 +196,7 @@ class DecodeLink:
 
     def _forget(self, sequence_id: int) -> None:
         self._sequences.remove(sequence_id)
+        self._unheard.discard(sequence_id)
         self.local_prompts.over(sequence_id)
         self.promises.over(sequence_id)
 
@@ -202,6 +212,7 @@ class DecodeLink:
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
         self._sequences.clear()
+        self._unheard.clear()
         self.local_prompts.clear()
         self.promises.clear()
         self._on_change(self)

@@ -1,8 +1,7 @@
 """What placement sees of one worker: a view, made anew only when something of it changed."""
 
-import math
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.block_needs import ShippedBytes
 from diptych.paced import Paced, from_proto
@@ -16,6 +15,20 @@ from router.placement.prefill_load import OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
 from router.placement.takes import NO_DECODE, NO_PREFILL, decode_takes, is_more
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+
+
+class Limits(NamedTuple):
+    """Of what can be measured at all: beyond them sums with it are no numbers any more."""
+
+    least: float
+    most: float
+
+
+TOKENS_PER_S: Final = Limits(1e-3, 1e9)
+STEP_S: Final = Limits(1e-6, 1e6)
+BYTES_PER_S: Final = Limits(1.0, 1e15)
+_TIME_RATIO: Final = Limits(0.0, 1.0)
+_AGE_S: Final = Limits(-100.0, 1e6)
 
 
 class Gate(NamedTuple):
@@ -57,7 +70,7 @@ def gate_of(watch: WorkerWatch) -> Gate:
 class PrefillMember:
     """A worker as one that computes prompts: what placement sees of it while it does.
 
-    ``told`` and ``loaded`` return whether it may take more than before.
+    After ``told`` and ``loaded`` comes ``refresh``, also of the member that is beside it.
     """
 
     role = worker_pb2.WORKER_ROLE_PREFILL
@@ -72,22 +85,20 @@ class PrefillMember:
         self._took = NO_PREFILL
         self._view: PrefillView | None = None
 
-    def told(self, own: OwnPrompts) -> bool:
+    def told(self, own: OwnPrompts) -> None:
         """The worker said how it is, or is gone; what of ours is there."""
         state = self.watch.state
         if state is not None:
             self._load.told(
                 state.num_pending_prefill_tokens,
-                measured(state.prefill_tokens_per_s),
+                measured(state.prefill_tokens_per_s, TOKENS_PER_S),
                 own,
                 computes_none_s(_engine(self.watch, 0)),
             )
-        return self.refresh()
 
-    def loaded(self, own: OwnPrompts) -> bool:
+    def loaded(self, own: OwnPrompts) -> None:
         """So much of ours waits there now."""
         self._load.loaded(own, self.watch.since_heard_s)
-        return self.refresh()
 
     @property
     def view(self) -> PrefillView | None:
@@ -106,7 +117,7 @@ class PrefillMember:
                 num_own_tokens=load.own.num_tokens,
                 own_payers=load.own.payers,
                 num_available_blocks=_num_available_blocks(state),
-                tokens_per_s=measured(state.prefill_tokens_per_s),
+                tokens_per_s=measured(state.prefill_tokens_per_s, TOKENS_PER_S),
                 place=_place(state).over(self.found_at),
                 engine=_engine(
                     self.watch,
@@ -144,7 +155,7 @@ class PrefillMember:
 class DecodeMember:
     """A worker as one that decodes: what placement sees of it while it does.
 
-    ``told`` and ``loaded`` return whether it may take more than before.
+    After ``told``, and a change of its link, comes ``refresh``, also of the member beside it.
     """
 
     role = worker_pb2.WORKER_ROLE_DECODE
@@ -165,21 +176,19 @@ class DecodeMember:
         self._took = NO_DECODE
         self._view: DecodeView | None = None
 
-    def told(self) -> bool:
-        """The worker said how it is, or is gone: what is not ours of its load is others'."""
+    def told(self) -> None:
+        """The worker said how it is, or is gone: what is not ours of its load is others'.
+
+        What it has not answered yet is taken to have been on its way to it.
+        """
         state = self.watch.state
         if state is not None:
             published = state.num_running + state.num_waiting + state.num_reserved
-            self._num_others = max(0, published - self.link.num_sequences)
-            self.link.local_prompts.told()
+            self._num_others = max(0, published - self.link.num_heard)
+            self.link.local_prompts.told(self.watch.heard_s)
         self._paced = _paced(state)
         if self._paced is not None:
             self.link.promises.told(self._paced)
-        return self.refresh()
-
-    def loaded(self) -> bool:
-        """A sequence of ours came or went, or our stream."""
-        return self.refresh()
 
     def read_pairs(self) -> None:
         """Its pairs may be others than before; ``set_sources`` follows."""
@@ -232,10 +241,10 @@ class DecodeMember:
                 num_blocks=state.blocks.total,
                 num_giving_way=state.num_giving_way,
                 num_giving_way_blocks=state.num_giving_way_blocks,
-                step_s=measured(state.decode_step_s),
+                step_s=measured(state.decode_step_s, STEP_S),
                 prefill_time_ratio=0.0
                 if self.beside is None
-                else measured(state.prefill_time_ratio),
+                else measured(state.prefill_time_ratio, _TIME_RATIO),
                 shipped=ShippedBytes.told(state.layout),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
@@ -270,14 +279,15 @@ class DecodeMember:
         return self.link.worker is not None and self.link.worker == self.watch.worker
 
     def refresh(self) -> bool:
+        """Something of it may be another than before; whether it may take more."""
         self._view = None
         took, self._took = self._took, decode_takes(self.view)
         return is_more(self._took, took)
 
 
-def measured(value: float) -> float:
+def measured(value: float, limits: Limits) -> float:
     """What a worker says that it measured; 0, as if it had not, of what cannot be."""
-    return value if math.isfinite(value) and value >= 0.0 else 0.0
+    return value if limits.least <= value <= limits.most else 0.0
 
 
 def _place(state: worker_pb2.WorkerState) -> Place:
@@ -321,7 +331,8 @@ def _engine(
 
 def _prefill_age_s(state: worker_pb2.WorkerState) -> float | None:
     age_s = state.prefill_age_s
-    return age_s if state.HasField("prefill_age_s") and math.isfinite(age_s) else None
+    is_told = state.HasField("prefill_age_s") and _AGE_S.least <= age_s <= _AGE_S.most
+    return age_s if is_told else None
 
 
 def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:
@@ -331,7 +342,9 @@ def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:
 
 def _proven_pairs(state: worker_pb2.WorkerState) -> dict[WorkerId, float]:
     return {
-        WorkerId(pair.source_address, pair.source_incarnation): measured(pair.bytes_per_s)
+        WorkerId(pair.source_address, pair.source_incarnation): measured(
+            pair.bytes_per_s, BYTES_PER_S
+        )
         for pair in state.pairs
         if pair.state == worker_pb2.PAIR_STATE_PROVEN
     }

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from diptych.rpc.identity import Identity
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 Member = PrefillMember | DecodeMember
 _UNKNOWN_BLOCK_SIZE = 16
+_MOST_BLOCK_SIZE = 4096  # tokens
 
 
 class Cluster:
@@ -246,35 +248,28 @@ class Cluster:
             self._gate_changed(watch, before)
         own = NO_PROMPTS if now.worker is None else self.prefill_backlog.told(now.worker)
         is_news = False
-        for member in members:  # leases first: sequences are looked at beside them
+        for member in members:
             if isinstance(member, PrefillMember):
-                is_news |= member.told(own)
+                member.told(own)
             else:
-                is_news |= member.told()
+                member.told()
                 is_news |= self._has_new_pairs(member, before)
-        self._snapshot = None
-        if is_news:
-            self._on_change()
+        self._refresh(watch.address, is_news=is_news)
 
     def _linked(self, link: DecodeLink) -> None:
-        self._snapshot = None
-        member = self._decode.get(link.watch.address)
-        if member is None:
-            return
-        if member.beside is not None:
-            member.beside.refresh()
-        if member.loaded():
-            self._on_change()
+        self._refresh(link.watch.address)
 
     def _backlog_changed(self, worker: WorkerId) -> None:
-        self._snapshot = None
         member = self._prefill.get(worker.address)
-        if member is None or member.watch.worker != worker:
-            return
-        is_news = member.loaded(self.prefill_backlog.own(worker))
-        if member.beside is not None:
-            member.beside.refresh()
-        if is_news:
+        if member is not None and member.watch.worker == worker:
+            member.loaded(self.prefill_backlog.own(worker))
+            self._refresh(worker.address)
+
+    def _refresh(self, address: str, *, is_news: bool = False) -> None:
+        """See all that the worker is, one beside the other; tell if it takes more."""
+        self._snapshot = None
+        takes_more = [member.refresh() for member in self._members_at(address)]
+        if is_news or any(takes_more):
             self._on_change()
 
     def _has_new_pairs(self, member: DecodeMember, before: Gate) -> bool:
@@ -335,11 +330,15 @@ class Cluster:
         if longest is not None:
             self._max_model_len = longest
             self._found.set()
-        for member in self._members():
-            state = member.watch.state
-            if member.is_placeable and state is not None and state.layout.block_size:
-                self._block_size = state.layout.block_size
-                break
+        self._choose_block_size()
+
+    def _choose_block_size(self) -> None:
+        """That of most workers that may be used; of two equal groups the one in use stays."""
+        states = {m.watch: m.watch.state for m in self._members() if m.is_placeable}
+        said = (state.layout.block_size for state in states.values() if state is not None)
+        sizes = Counter(size for size in said if 1 <= size <= _MOST_BLOCK_SIZE)
+        if sizes and sizes[self._block_size] < max(sizes.values()):
+            self._block_size = max(sorted(sizes), key=sizes.__getitem__)
 
     def _join(self, address: str) -> None:
         watch = self._watches[address] = WorkerWatch(

@@ -3,14 +3,17 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from router.cluster.member import Gate
 
 logger = logging.getLogger(__name__)
 
+_LEAST_LEN: Final = 2  # a token of a prompt, and one of its answer
+
 
 class ModelChoice:
-    """The model of most ready workers whose tokenizer and config are the router's own.
+    """The model of most ready workers that can run it, by the router's own tokenizer and config.
 
     One that was restarted with other weights is left out, and not all the others; once most
     have the new ones, those are served. Of a worker that is left out the log tells once.
@@ -29,7 +32,7 @@ class ModelChoice:
 
     def choose(self, ready: Iterable[Gate]) -> None:
         """Look at all workers that are ready; of two equal groups the served one stays."""
-        groups = Counter(gate.model_digest for gate in ready if self._has_our_text(gate))
+        groups = Counter(gate.model_digest for gate in ready if self._unfit(gate) is None)
         if not groups or groups[self._digest or ""] == max(groups.values()):
             return
         self._digest = max(sorted(groups), key=lambda digest: groups[digest])
@@ -37,17 +40,22 @@ class ModelChoice:
 
     def may_use(self, gate: Gate) -> bool:
         """Whether a ready worker has what is served."""
-        if not self._has_our_text(gate):
-            self._complain(gate, "another tokenizer or config than this router's: not used")
+        unfit = self._unfit(gate)
+        if unfit is not None:
+            self._complain(gate, unfit)
             return False
         if gate.model_digest != self._digest:
             self._complain(gate, "another model than most workers': not used")
             return False
         return True
 
-    def _has_our_text(self, gate: Gate) -> bool:
-        """A worker that does not say what it has is trusted."""
-        return not gate.text_digest or gate.text_digest == self._text_digest
+    def _unfit(self, gate: Gate) -> str | None:
+        """Why the worker is of no use, whichever model it has; one that says no text is trusted."""
+        if gate.max_model_len < _LEAST_LEN:
+            return "no room for a prompt and an answer: not used"
+        if gate.text_digest and gate.text_digest != self._text_digest:
+            return "another tokenizer or config than this router's: not used"
+        return None
 
     def _complain(self, gate: Gate, what: str) -> None:
         if gate.worker is None:

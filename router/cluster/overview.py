@@ -5,7 +5,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
-from router.cluster.member import DecodeMember, PrefillMember, measured
+from router.cluster.member import (
+    BYTES_PER_S,
+    STEP_S,
+    TOKENS_PER_S,
+    DecodeMember,
+    PrefillMember,
+    measured,
+)
 from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
 
 MAX_WORKERS: Final = 64  # of one pool that are told of: a report is written in milliseconds
@@ -80,8 +87,8 @@ def _worker(member: PrefillMember | DecodeMember) -> WorkerReport:
         num_waiting=state.num_waiting,
         max_num_seqs=state.max_num_seqs,
         num_pending_prefill_tokens=state.num_pending_prefill_tokens,
-        prefill_tokens_per_s=measured(state.prefill_tokens_per_s),
-        decode_step_s=measured(state.decode_step_s),
+        prefill_tokens_per_s=measured(state.prefill_tokens_per_s, TOKENS_PER_S),
+        decode_step_s=measured(state.decode_step_s, STEP_S),
     )
 
 
@@ -97,7 +104,7 @@ def _pairs(member: DecodeMember) -> Iterator[PairReport]:
             decode=_address(member),
             state=_PAIR_STATES.get(pair.state, _UNKNOWN),
             transport=pair.transport[:MAX_MESSAGE_CHARACTERS],
-            bytes_per_s=measured(pair.bytes_per_s),
+            bytes_per_s=measured(pair.bytes_per_s, BYTES_PER_S),
             num_pulls=pair.transfer.num_pulls,
             way=pair.way[:MAX_MESSAGE_CHARACTERS],
         )

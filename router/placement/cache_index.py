@@ -1,10 +1,14 @@
 """Which prompt blocks each worker's prefix cache holds, as the workers tell. Pure."""
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from typing import Final
 
 from diptych.block_hash import BlockKey
 from diptych.cache_change import CacheChange, fold
+
+_MOST_SETTLING: Final = 8192  # prompts of one worker, between two words of it
 
 
 class _Worker:
@@ -17,8 +21,8 @@ class _Worker:
         self.is_whole = True  # nothing that it told was dropped for want of room
         self.digest = 0  # of all that it told, whether or not it is in ``held``
         self.expected: dict[BlockKey, int] = {}  # by so many prompts
-        self.settling: list[Sequence[BlockKey]] = []  # since it told last
-        self.overdue: list[Sequence[BlockKey]] = []  # since before that
+        self.settling: deque[Sequence[BlockKey]] = deque()  # since it told last
+        self.overdue: deque[Sequence[BlockKey]] = deque()  # since before that
 
     def is_as_told(self, change: CacheChange) -> bool:
         """Whether what it told, up to this change, is what it says that it has."""
@@ -101,7 +105,7 @@ class CacheIndex:
             return False
         if not change.has_more:
             # What had settled before it told last, it would have told of by now.
-            overdue, worker.overdue, worker.settling = worker.overdue, worker.settling, []
+            overdue, worker.overdue, worker.settling = worker.overdue, worker.settling, deque()
             self._retract_all(worker, overdue)
         return True
 
@@ -112,18 +116,17 @@ class CacheIndex:
             self._changed()
             self._reset(worker)
             awaited = (*worker.overdue, *worker.settling)
-            worker.overdue, worker.settling = [], []
+            worker.overdue, worker.settling = deque(), deque()
             self._retract_all(worker, awaited)
             self._drop_if_empty(incarnation, worker)
 
     def forget(self, incarnation: str) -> None:
-        """The worker is gone."""
-        worker = self._workers.get(incarnation)
-        if worker is not None:
-            self._changed()
-            self._reset(worker)
-            _unmark(self._expected, worker.expected, worker.bit)
-            self._drop(incarnation, worker)
+        """The worker is gone, or not seen for a while.
+
+        What is expected ends with who expects it: it may still be computed, and whoever expects
+        the same once the worker is seen again has to find only its own part taken back.
+        """
+        self.untold(incarnation)
 
     def expect(self, incarnation: str, block_keys: Sequence[BlockKey]) -> None:
         """The worker was asked to take a prompt: it will hold these blocks, if it does."""
@@ -158,6 +161,8 @@ class CacheIndex:
             self.retract(incarnation, block_keys)
         else:
             worker.settling.append(block_keys)
+            if len(worker.settling) > _MOST_SETTLING:  # it never ends to tell
+                self._retract_all(worker, (worker.settling.popleft(),))
 
     def holders(self, block_keys: Sequence[BlockKey]) -> set[str]:
         """The workers that have the first block: of the rest, all others can use nothing."""

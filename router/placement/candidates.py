@@ -150,8 +150,7 @@ class _Candidates:
         self._parts = parts
         self._overheads = overheads
         self._ttft_s, self._tpot_s, _ = query.objectives
-        num_output = min(query.num_output_tokens, query.num_max_tokens - query.num_tokens)
-        self._num_output = max(1, num_output)  # tokens of the answer, by expectation
+        self._num_output = query.num_answer_tokens
         self._missing: dict[WorkerId, int] = {}
 
     def weighed(

@@ -5,6 +5,7 @@ by a guess that weighs a token of the answer as ten of the prompt.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -13,6 +14,8 @@ from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot
 
 _CHUNK_TOKENS: Final = 512  # of a prompt, by which its tokens' cost is told
 _FRESH_S: Final = 0.25
+# At a time: a tenant that is charged far too much in one moment waits for all others for hours.
+_MOST_RISE: Final = 2.0
 _CONTEXT_TOKENS: Final = 512  # of a sequence, where a worker has none to tell by
 
 
@@ -31,19 +34,23 @@ _GUESS: Final = EngineRates()
 
 
 def rates_of(snapshot: Snapshot) -> EngineRates:
-    """The mean of what workers say now; the guess where none of a pool knows its steps yet.
+    """The median of what workers say now; the guess where none of a pool knows its steps yet.
 
-    Where there is no prefill worker, those that decode compute the prompts.
+    What one says that is astray does not count so. Where there is no prefill worker, those that
+    decode compute the prompts.
     """
     local = [view for view in snapshot.decode if view.local_prefill]
     return EngineRates(
-        _mean(map(_prompt_token_s, _engines(snapshot.prefill or local)), _GUESS.prompt_token_s),
-        _mean(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
+        _median(map(_prompt_token_s, _engines(snapshot.prefill or local)), _GUESS.prompt_token_s),
+        _median(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
     )
 
 
 class RecentRates:
-    """The rates of one router's workers, not older than ``_FRESH_S``: few look at all workers."""
+    """The rates of one router's workers, not older than ``_FRESH_S``: few look at all workers.
+
+    They rise by steps.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock`` in s."""
@@ -55,7 +62,12 @@ class RecentRates:
         """As of now, or of little before."""
         now_s = self._clock()
         if now_s >= self._until_s:
-            self._rates, self._until_s = rates_of(snapshot), now_s + _FRESH_S
+            most, now = self._rates, rates_of(snapshot)
+            self._rates = EngineRates(
+                min(now.prompt_token_s, _MOST_RISE * most.prompt_token_s),
+                min(now.output_token_s, _MOST_RISE * most.output_token_s),
+            )
+            self._until_s = now_s + _FRESH_S
         return self._rates
 
 
@@ -81,6 +93,6 @@ def _output_token_s(engine: EngineView) -> float | None:
     return cost.expected_s(step) / work.num_decode_rows
 
 
-def _mean(values: Iterable[float | None], otherwise: float) -> float:
+def _median(values: Iterable[float | None], otherwise: float) -> float:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else otherwise
+    return statistics.median(known) if known else otherwise

@@ -6,6 +6,9 @@ took less or more once that is known; the one that was charged the least for its
 next (virtual counters: Sheng et al., arXiv 2401.00588). Who comes back after a pause is lifted
 to those who waited meanwhile, so that nobody saves up seconds that he did not want; nor does
 he by what is given back of earlier charges, which puts him before none of those that wait.
+Where nobody waited he is lifted to whoever was charged the most (the end of a busy period in
+start-time fair queueing: Goyal et al., SIGCOMM 1996): what was taken while nobody else wanted
+it is no debt. While others wait all of it is.
 
 Nobody is starved: a class always has its share, a tenant's turn does not depend on how large
 its request is, and a request that waited for ``_PATIENCE_S`` goes before its tenant's later
@@ -16,7 +19,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from diptych.request_class import RequestClass
@@ -149,7 +152,8 @@ class _Line(Generic[T]):
         self._tenants: dict[str, _Tenant[T]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()  # of those, the longest idle first
         self._heap: list[_Ticket[T]] = []
-        self._floor_s = 0.0  # the highest counter that was the least
+        self._most_s = 0.0  # that any tenant's counter was
+        self._levelled = 0  # the last lift to it; what all were charged before was made theirs
 
     def find(self, name: str) -> _Tenant[T] | None:
         """Whose counter is still known."""
@@ -165,6 +169,8 @@ class _Line(Generic[T]):
             least_s = self._least_s()
             if least_s > tenant.counter_s:
                 tenant.counter_s, tenant.lift = least_s, next(self._numbers)
+                if not self.num_tenants:
+                    self._levelled = tenant.lift
             self.num_tenants += 1
             self.stand(tenant)
         return tenant
@@ -196,14 +202,8 @@ class _Line(Generic[T]):
             ticket = heapq.heappop(self._heap)
             if ticket.tenant.ticket is ticket:
                 ticket.tenant.ticket = None
-                self._floor_s = max(self._floor_s, ticket.key[0])
                 return ticket.tenant
         return None
-
-    def comes_back(self, least_s: float) -> None:
-        """Something waits again; ``least_s`` is the least counter of the classes that wait."""
-        if least_s > self.counter_s:
-            self.counter_s, self.lift = least_s, next(self._numbers)
 
     def charge(self, name: str, seconds: float) -> Charged:
         """So much more of the engines."""
@@ -212,7 +212,7 @@ class _Line(Generic[T]):
         if tenant is None:
             return Charged(self.lift, -1)
         self._move(tenant, seconds)
-        return Charged(self.lift, tenant.lift)
+        return Charged(self.lift, self._lift_of(tenant))
 
     def give_back(
         self, name: str, seconds: float, charged: Charged | None, others_s: float
@@ -228,19 +228,23 @@ class _Line(Generic[T]):
         tenant = self._tenants.get(name)
         if tenant is None:
             return
-        if charged is not None and charged.of_tenant != tenant.lift and tenant.all:
+        if charged is not None and charged.of_tenant != self._lift_of(tenant) and tenant.all:
             seconds = min(seconds, max(0.0, tenant.counter_s - self._least_s()))
         self._move(tenant, -seconds)
 
+    def _lift_of(self, tenant: _Tenant[T]) -> int:
+        return max(tenant.lift, self._levelled)
+
     def _move(self, tenant: _Tenant[T], seconds: float) -> None:
         tenant.counter_s += seconds
+        self._most_s = max(self._most_s, tenant.counter_s)
         if tenant.ticket is not None:
             self.stand(tenant)
 
     def _least_s(self) -> float:
         while self._heap and self._heap[0].tenant.ticket is not self._heap[0]:
             heapq.heappop(self._heap)
-        return self._heap[0].key[0] if self._heap else self._floor_s
+        return self._heap[0].key[0] if self._heap else self._most_s
 
 
 class FairQueue(Generic[T]):
@@ -259,7 +263,6 @@ class FairQueue(Generic[T]):
         self._waiting: dict[T, _Waiting[T]] = {}
         self._by_length: dict[int, dict[_Tenant[T], None]] = {}  # tenants with so many that wait
         self._longest = 0
-        self._floor_s = 0.0  # the highest counter that was the least of the lines'
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -275,7 +278,7 @@ class FairQueue(Generic[T]):
         """``item`` waits from now on."""
         line = self._lines[turn.request_class]
         if not line.num_waiting:
-            line.comes_back(self._least_s())
+            self._comes_back(line)
         tenant = line.entered(turn.tenant)
         waiting = _Waiting(item, turn, tenant, now_s, next(self._numbers))
         self._waiting[item] = waiting
@@ -316,9 +319,12 @@ class FairQueue(Generic[T]):
         else:
             line.give_back(turn.tenant, turn.cost_s - used_s, charged, self._least_s())
 
-    def in_turn(self, now_s: float) -> Generator[T, None, None]:
+    def in_turn(
+        self, now_s: float, without: Collection[RequestClass] = ()
+    ) -> Generator[T, None, None]:
         """Each that waits, the next first. Whoever is named may be taken before the next is.
 
+        Nobody of the classes in ``without``, which may become more meanwhile.
         Of each tenant that has its turn and takes none of what it is offered, the next request
         is named after the others'. Close it before anything else is done with the queue.
         """
@@ -326,7 +332,7 @@ class FairQueue(Generic[T]):
         aside: list[_Tenant[T]] = []  # had their turn, and took nothing
         try:
             while True:
-                tenant = self._next_tenant()
+                tenant = self._next_tenant(without)
                 if tenant is None:
                     if not aside:
                         return
@@ -365,19 +371,28 @@ class FairQueue(Generic[T]):
         return within_s + sum(min(each.waiting_s, share_s * each.weight) for each in others)
 
     def _least_s(self) -> float:
-        active = (each.counter_s for each in self._lines.values() if each.num_waiting)
-        return min(active, default=self._floor_s)
+        active = [each.counter_s for each in self._lines.values() if each.num_waiting]
+        return min(active) if active else max(each.counter_s for each in self._lines.values())
 
-    def _next_tenant(self) -> _Tenant[T] | None:
+    def _comes_back(self, line: _Line[T]) -> None:
+        """Where nobody waits, what all classes were charged before is made this one's."""
+        least_s = self._least_s()
+        if least_s > line.counter_s:
+            line.counter_s, lift = least_s, next(self._numbers)
+            for each in [line] if self._waiting else self._lines.values():
+                each.lift = lift
+
+    def _next_tenant(self, without: Collection[RequestClass]) -> _Tenant[T] | None:
         """Of the class with the least counter that has one which does not stand aside."""
-        lines = sorted(
-            (each for each in self._lines.values() if each.num_waiting),
-            key=lambda each: each.counter_s,
-        )
+        lines = [
+            line
+            for request_class, line in self._lines.items()
+            if line.num_waiting and request_class not in without
+        ]
+        lines.sort(key=lambda line: line.counter_s)
         for line in lines:
             tenant = line.pop()
             if tenant is not None:
-                self._floor_s = max(self._floor_s, lines[0].counter_s)
                 return tenant
         return None
 

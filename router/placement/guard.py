@@ -6,7 +6,9 @@ regime is looked at. Else what requests really had is compared
 with what a fixed regime would have given them, by a replay of the same requests through queues
 as fast as workers measured themselves, of which no learned law is a part. The replay is rough,
 so a change is a trial: a regime that does not keep more objectives than was kept before it is
-left, and not tried again for longer each time.
+left, and not tried again for longer each time. So is one of which a trial learns nothing, as too
+few requests come. One that stays is left before its time where it keeps less than half of what
+it did.
 
 Where hardly anything is as foretold and little is kept, what workers measured is what was made of
 them, and a replay finds nothing better: then each fixed regime is tried in turn.
@@ -15,6 +17,7 @@ them, and a replay finds nothing better: then each fixed regime is tried in turn
 import enum
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -34,6 +37,7 @@ _GAIN: Final = 1.1  # by which another has to be better
 _SURPRISE: Final = 0.15  # objectives missed of a request, beside as many as were foretold
 _DISMAY: Final = 0.4  # of these, so many that others are tried whatever the replay says
 _LITTLE: Final = 0.5  # of requests that are kept
+_FALLEN: Final = 0.5  # of what a fixed regime kept; bursts alone leave more of it
 
 
 class Regime(enum.Enum):
@@ -132,6 +136,7 @@ class Guard:
         self._wait_s = STAY_S
         self._before: tuple[Regime, float] | None = None  # on trial: the last regime, what it kept
         self._tried = Regime.APART  # last, of the fixed ones
+        self._expected = 0.0  # in a fixed regime that stays: the ratio that it kept
 
     @property
     def is_due(self) -> bool:
@@ -160,41 +165,66 @@ class Guard:
         if self._now_s > self._looked_s + 2 * LOOK_S:  # what looked better then is no longer sure
             self._better_since_s = None
         self._looked_s = self._now_s
-        recent = [each for each in self._seen if each.came_s >= self._since_s]
-        recent = [each for each in recent if each.ended_s > self._now_s - _WINDOW_S]
+        begun = [each for each in self._seen if each.came_s >= self._since_s]
+        recent = [each for each in begun if each.ended_s > self._now_s - _WINDOW_S]
         before = self.regime
         if self._before is not None:
-            self._judge(recent, self._before)
+            self._judge(begun, self._before)
         elif self.regime is Regime.FREE:
             self._doubt(recent, rates)
-        elif self._now_s - self._since_s >= self._stay_s:
-            self._turn(Regime.FREE, _ratio(recent))
+        else:
+            self._watch(recent)
         return self.regime is not before
 
-    def _judge(self, recent: Sequence[Seen], before: tuple[Regime, float]) -> None:
+    def _judge(self, begun: Sequence[Seen], before: tuple[Regime, float]) -> None:
         """What is on trial stays if it kept enough; else what was before it comes back.
 
         A fixed regime that keeps so much less that chance would hardly have it so ends at once.
+        Where too few come for too long nothing is on trial any more, and it is the free one.
         """
-        if len(recent) < _LEAST_SEEN:
-            return
         regime, ratio = before
-        kept, is_free = _ratio(recent), self.regime is Regime.FREE
-        is_worse = not is_free and kept + len(recent) ** -0.5 < ratio
-        if self._now_s - self._since_s < TRIAL_S and not is_worse:
+        is_free, lasted_s = self.regime is Regime.FREE, self._now_s - self._since_s
+        if len(begun) < _LEAST_SEEN:
+            if lasted_s >= _WINDOW_S:
+                self._before = None
+                if not is_free:
+                    self._bar()
+            return
+        kept = _ratio(begun)
+        if lasted_s < TRIAL_S and (is_free or not _is_worse(begun, ratio)):
             return
         self._before = None
         if is_free and kept * _GAIN < ratio:
             self._stay_s = min(2 * self._stay_s, MOST_STAY_S)
+            self._expected = ratio
             self._turn(regime)
         elif is_free:
             self._stay_s = STAY_S
         elif kept <= ratio * _GAIN:  # or by chance
-            self._barred_until_s = self._now_s + self._wait_s
-            self._wait_s = min(2 * self._wait_s, MOST_STAY_S)
-            self._turn(Regime.FREE)
+            self._bar()
         else:
             self._wait_s = STAY_S
+            self._expected = kept
+
+    def _bar(self) -> None:
+        """No fixed regime is tried for a while, for longer each time."""
+        self._barred_until_s = self._now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, MOST_STAY_S)
+        self._turn(Regime.FREE)
+
+    def _watch(self, recent: Sequence[Seen]) -> None:
+        """The free regime is tried after a while, or once this one keeps far less than it did.
+
+        Then what is to be beaten is what it keeps by now.
+        """
+        if self._now_s - self._since_s >= self._stay_s:
+            self._turn(Regime.FREE, _ratio(recent))
+            return
+        num_late = sum(each.ended_s > self._now_s - TRIAL_S for each in recent)
+        latest = recent[-max(num_late, _LEAST_SEEN) :]
+        is_far_less = _ratio(latest) < _FALLEN * self._expected
+        if len(latest) >= _LEAST_SEEN and is_far_less and _is_worse(latest, self._expected):
+            self._turn(Regime.FREE, _ratio(latest[-_LEAST_SEEN:]))
 
     def _doubt(self, recent: Sequence[Seen], rates: Rates | None) -> None:
         """Whether a fixed regime has been looking better for long enough."""
@@ -246,6 +276,11 @@ class Guard:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _is_worse(seen: Sequence[Seen], ratio: float) -> bool:
+    """Than that, by more than chance would often have it."""
+    return _ratio(seen) + 1.0 / math.sqrt(len(seen)) < ratio
 
 
 def _ratio(seen: Sequence[Seen]) -> float:

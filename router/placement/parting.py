@@ -141,11 +141,14 @@ class Parting:
         self._are_two_apart = False
 
     def learn(self, query: Query, num_missing: int, num_workers: int) -> None:
-        """One was placed that lacks so many tokens where its prompt is computed."""
+        """One was placed that lacks so many tokens where its prompt is computed.
+
+        The last one is computed in any case.
+        """
+        num_missing = max(1, num_missing)
         num_cached = query.num_tokens - num_missing
         num_pairs = (query.num_tokens**2 - num_cached**2) / 2
-        num_output = max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
-        one = Mix(num_missing, num_pairs, query.num_tokens, num_output)
+        one = Mix(num_missing, num_pairs, query.num_tokens, query.num_answer_tokens)
         self._num_seen += 1
         most = max(_LEAST_REMEMBERED, _PER_WORKER * num_workers)
         weight = 1.0 / min(self._num_seen, most)
@@ -246,7 +249,8 @@ class Parting:
         answers_s = fmean(
             self._mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in phases.answers
         )
-        return prompts_s / (prompts_s + answers_s)
+        # Prompts that are cached whole are none; of one phase alone there is no share.
+        return prompts_s / (prompts_s + answers_s) if prompts_s and answers_s else None
 
 
 def _known(views: Sequence[DecodeView]) -> list[_Known]:

@@ -93,7 +93,7 @@ class Predicted:
         is_probe = False
         if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
             overhead_s = self._overhead.expected_s
-            tried = perhaps_in_time(weighed, query.objectives, snapshot, overhead_s)
+            tried = perhaps_in_time(weighed, query, snapshot, overhead_s)
             is_probe = not tried
             if is_probe:
                 idle = {view.worker for view in snapshot.decode if not view.num_sequences}

@@ -3,8 +3,9 @@
 A forecast that is wrong is corrected by what comes of placements. So one is placed where many were
 refused in a row; and one on a worker that was idle while many were refused, and that looked too
 slow for each of them, whatever others do: its steps may look slow for what the machine did once.
-And those on idle workers that computed hardly anything for anybody yet: what they timed before they
-were ready may have been slowed by all that starts with them.
+And whoever is expected to be in time on idle workers, however likely it is not: it can only get
+worse. What workers timed that computed hardly anything for anybody yet may have been slowed by all
+that starts with them.
 """
 
 from collections import Counter
@@ -15,9 +16,9 @@ from diptych.step_model import StepCost, StepModel
 from router.placement.glance import busy_workers
 from router.placement.types import (
     DecodeView,
-    Objectives,
     Outlook,
     PrefillView,
+    Query,
     Snapshot,
     WorkerId,
 )
@@ -81,30 +82,30 @@ def most_slowed(*views: PrefillView | DecodeView) -> float:
 
 def perhaps_in_time(
     weighed: Iterable[tuple[L, Outlook]],
-    objectives: Objectives,
+    query: Query,
     snapshot: Snapshot,
     overhead_s: float,
 ) -> list[tuple[L, Outlook]]:
-    """Of those that look too slow the ones that do by trials of idle workers, and no more.
+    """Of those that more is lost by than kept the ones on idle workers that are expected to be in
+    time: nothing there will be better later.
 
     Who computed hardly anything for requests yet may have timed up to twice what it takes.
     ``overhead_s`` of first tokens no worker timed.
     """
     models = _models(snapshot)
     doubted = {worker for worker, model in models.items() if model.is_doubted}
-    busy = busy_workers(snapshot) if doubted else set()
-    found = []
-    for loss, outlook in weighed:
+
+    def is_in_time(outlook: Outlook) -> bool:
         computing, decoding = outlook.prefill or outlook.decode, outlook.decode
-        workers = {computing, decoding}
-        if workers.isdisjoint(doubted) or not workers.isdisjoint(busy):
-            continue
         of_prompt = _MOST_SLOWED if _is_own(models[computing].prefill, computing, doubted) else 1.0
         of_token = _MOST_SLOWED if _is_own(models[decoding].decode, decoding, doubted) else 1.0
         ttft_s = overhead_s + (outlook.ttft_s - overhead_s) / of_prompt
-        if objectives.kept_by(ttft_s, outlook.tpot_s / of_token):
-            found.append((loss, outlook))
-    return found
+        handoff_s = max(0.0, outlook.gap_s - outlook.tpot_s) / max(1, query.num_answer_tokens - 1)
+        return query.objectives.kept_by(ttft_s, outlook.tpot_s / of_token + handoff_s)
+
+    found = [each for each in weighed if is_in_time(each[1])]
+    busy = busy_workers(snapshot) if found else set()
+    return [each for each in found if busy.isdisjoint((each[1].prefill, each[1].decode))]
 
 
 def _is_own(cost: StepCost, worker: WorkerId, doubted: Collection[WorkerId]) -> bool:

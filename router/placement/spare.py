@@ -82,13 +82,24 @@ def _with_runway(view: PrefillView, is_spare: bool) -> PrefillView:
 
 
 def _with_places(query: Query, view: DecodeView, is_spare: bool) -> DecodeView:
-    most = view.max_num_seqs
-    if not _has_blocks(query, view):
-        most = 0
-    elif most is not None:
-        most -= most // _KEPT_FREE
+    most = _most_seqs(view, query.num_tokens // query.block_size + 1)
     local_prefill = view.local_prefill and is_spare
     return replace(_keeping_all(view), max_num_seqs=most, local_prefill=local_prefill)
+
+
+def has_spare_place(view: DecodeView, num_blocks: int) -> bool:
+    """Whether a decode worker has room for a batch's sequence that needs so many blocks."""
+    most = _most_seqs(view, num_blocks)
+    return most is None or view.num_sequences < most
+
+
+def _most_seqs(view: DecodeView, num_blocks: int) -> int | None:
+    """That run with one of a batch that needs so many blocks; None: it does not say."""
+    free = view.num_available_blocks
+    if free is not None and free < num_blocks + view.num_blocks // _KEPT_FREE:
+        return 0
+    most = view.max_num_seqs
+    return None if most is None else most - most // _KEPT_FREE
 
 
 def _keeping_all(view: DecodeView) -> DecodeView:
@@ -96,10 +107,3 @@ def _keeping_all(view: DecodeView) -> DecodeView:
     if not view.num_giving_way:
         return view
     return replace(view, num_giving_way=0, num_giving_way_blocks=0)
-
-
-def _has_blocks(query: Query, view: DecodeView) -> bool:
-    if view.num_available_blocks is None:
-        return True
-    needed = query.num_tokens // query.block_size + 1
-    return view.num_available_blocks >= needed + view.num_blocks // _KEPT_FREE

@@ -2,8 +2,10 @@
 
 from typing import Final, NamedTuple, TypeVar
 
-from router.placement.spare import computes_at_once
+from router.placement.spare import computes_at_once, has_spare_place
 from router.placement.types import DecodeView
+
+_LONG: Final = 16  # one in so many of a worker's blocks; few sequences of a batch need more
 
 
 class PrefillTakes(NamedTuple):
@@ -21,6 +23,8 @@ class DecodeTakes(NamedTuple):
     has_free_place: bool = False  # any
     has_last_place: bool = False  # but perhaps not everybody's
     computes_at_once: bool = False  # with its prompt, of a batch
+    has_spare_place: bool = False  # of a batch that leaves room
+    has_long_spare_place: bool = False  # of such a one that needs many blocks
 
 
 NO_PREFILL: Final = PrefillTakes()
@@ -33,7 +37,12 @@ def decode_takes(view: DecodeView | None) -> DecodeTakes:
     if view is None:
         return NO_DECODE
     return DecodeTakes(
-        view.has_room, view.has_free_place, view.has_last_place, computes_at_once(view)
+        view.has_room,
+        view.has_free_place,
+        view.has_last_place,
+        computes_at_once(view),
+        has_spare_place(view, 1),
+        has_spare_place(view, view.num_blocks // _LONG),
     )
 
 

@@ -275,6 +275,11 @@ class Query:
         return replace(self, on_decode=decode, num_cached_on_decode=num_cached_tokens)
 
     @property
+    def num_answer_tokens(self) -> int:
+        """That are still to come, by expectation and within what there may be; one at the least."""
+        return max(1, min(self.num_output_tokens, self.num_max_tokens - self.num_tokens))
+
+    @property
     def is_fresh(self) -> bool:
         """Nothing is held, and nothing broke."""
         held = self.on_prefill is not None or self.on_decode is not None

@@ -14,11 +14,13 @@ from diptych.request_class import RequestClass
 from router.placement.claim import Asked
 from router.placement.departures import Departures
 from router.placement.fair_queue import Charged, FairQueue, Turn
+from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
 _MAX_KINDS = 32  # of who waits, that are looked at in one look for room, and as many further ones
-# Who is held for better objectives is skipped in a pump; so often, without a look at the others.
+# Who is held for better objectives is skipped in a pump; so often, of each class, without a look
+# at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
 _LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
@@ -29,11 +31,8 @@ _LOOK_S = 1.0
 _MAX_LOOKS = 256
 # Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
-# ... for so long at a time, s, as what it waits for may never come.
+# ... for so long at a time, s, as what it waits for may never come: twice as many pass it then.
 _MAX_BARRED_S = 2.0
-
-# Who is held for its pace is not passed by those that want none so good, but for so long, s.
-_MAX_UNPASSED_S = 10.0
 
 Soon = Callable[[Callable[[], None]], object]
 Later = Callable[[float, Callable[[], None]], object]  # after so many seconds
@@ -131,10 +130,12 @@ class WaitingRoom:
         self._remote = OrderedDict[Waiter, None]()  # may not be local; who was looked at is last
         self._look_at_s = -math.inf  # when some of these are looked at again
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
+        self._holding_back = HoldingBack()
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
         self._favoured: Waiter | None = None  # returned, and was not granted all it needs yet
         self._num_passed = 0  # others that were placed meanwhile
+        self._may_pass = _MAX_PASSED
         self._barred_since_s: float | None = None  # by it; None: it bars nobody
         self._is_pump_due = False
         self._rest_due_s = math.inf
@@ -170,11 +171,13 @@ class WaitingRoom:
         """Let ``waiter`` wait for its ``turn``.
 
         ``front``: it was placed before, so it goes before all who were not.
-        So do the other choices of a request of which one was placed: without slots yet.
+        So do the other choices of a request of which one was placed: without slots yet, and
+        those of a batch's behind the turns of all.
 
         The next pump, soon, places it, lets it wait, or turns it away if nobody else
         may wait (never if ``front``).
         """
+        self._all[waiter] = turn
         if front:
             slot = self._placed.get(waiter)
             arrival = next(self._arrivals) if slot is None else slot.arrival
@@ -184,7 +187,6 @@ class WaitingRoom:
         else:
             self._fresh.add(waiter, turn, self._clock())
             self._newcomers.append(waiter)
-        self._all[waiter] = turn
         self._kinds[turn.asked] += 1
         if not turn.may_be_local:
             if not self._remote:
@@ -303,10 +305,14 @@ class WaitingRoom:
                 self._pump_rest_soon(self._held_until_s - now_s)
             return  # all are held
         held = set() if asks_held else set(self._held)
-        self._ask([one.waiter for one in self._returned], asked, held)
+        front = [one.waiter for one in self._returned if self._goes_before(one.waiter)]
+        behind = [one.waiter for one in self._returned if not self._goes_before(one.waiter)]
+        self._ask(front, asked, held)
         if may_place and (len(held) < len(self._fresh) or self._num_left):
-            with closing(self._fresh.in_turn(now_s)) as line:
-                self._ask(line, asked, held)
+            enough: set[RequestClass] = set()
+            with closing(self._fresh.in_turn(now_s, enough)) as line:
+                self._ask(line, asked, held, enough=enough)
+        self._ask(behind, asked, held)
         pace_s = self._tightest_s()
         with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
             self._ask(line, asked, held, pace_s)
@@ -317,6 +323,13 @@ class WaitingRoom:
             self._num_left = 0
         elif self._has_room():
             self._pump_rest_soon()
+
+    def _goes_before(self, waiter: Waiter) -> bool:
+        """Whether one that waits at the front is asked before all others. The other choices of a
+        batch's request are not: they have no place yet.
+        """
+        turn = self._all[waiter]
+        return waiter in self._placed or turn.request_class is not RequestClass.BATCH
 
     def _long_ago(
         self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
@@ -329,10 +342,10 @@ class WaitingRoom:
         while may_place or returned - asked:
             behind = (
                 waiter
-                for waiter, turn in self._all.items()
+                for waiter in self._all
                 if waiter not in asked
                 and waiter not in held
-                and (waiter in returned or (may_place and turn.tpot_s <= pace_s))
+                and (waiter in returned or (may_place and not self._is_patient(waiter, pace_s)))
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -351,38 +364,51 @@ class WaitingRoom:
         asked: set[Waiter],
         held: set[Waiter],
         pace_s: float = math.inf,
+        enough: set[RequestClass] | None = None,
     ) -> None:
         """Offer placements to those who were not asked yet, until too many were in vain of each
-        class: a batch that waits for spare room takes no turn of others.
+        class: a batch that waits for spare room takes no turn of others. ``enough`` is told of
+        which classes no more have to be named.
 
         Who is ``held`` is asked only where another one left. Of the others only who wants tokens
         as fast as all those that are held before it, and within ``pace_s``; in any case who was
         placed before.
         """
-        num_skipped, num_misses = 0, Counter[RequestClass]()
+        num_skipped, num_misses = Counter[RequestClass](), Counter[RequestClass]()
         for waiter in line:
-            if num_skipped >= _MAX_SKIPPED:
-                return
             has_slot = waiter in self._placed or len(self._placed) < self._max_placed
             if waiter in asked or not has_slot or not self._is_waiting(waiter):
                 continue
             request_class = self._all[waiter].request_class
+            if num_skipped[request_class] >= _MAX_SKIPPED:
+                if enough is None:
+                    return
+                enough.add(request_class)
+                continue
             if num_misses[request_class] >= _MAX_MISSES:
-                num_skipped += 1
+                num_skipped[request_class] += 1
                 continue
             if not self._has_room():
                 return
             room_made = self._num_left > 0
-            is_patient = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
-            if is_patient or (waiter in held and not room_made):
-                num_skipped += 1
+            if self._is_patient(waiter, pace_s) or (waiter in held and not room_made):
+                num_skipped[request_class] += 1
                 pace_s = min(pace_s, self._pace_s(waiter))
                 continue
             asked.add(waiter)
             self._num_left -= room_made
-            waiter.offer(room_made=room_made)
+            self._offer(waiter, room_made=room_made)
             pace_s = min(pace_s, self._pace_s(waiter))
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
+
+    def _offer(self, waiter: Waiter, *, room_made: bool) -> None:
+        """It is held no more, unless it says so again: it may wait for nothing but room by now."""
+        since_s = self._held.pop(waiter, None)
+        waiter.offer(room_made=room_made)
+        if since_s is not None and waiter in self._held:
+            self._held[waiter] = since_s
+        elif since_s is not None and waiter in self._placed:
+            self._holding_back.paid_off(self._clock())
 
     def _has_room(self) -> bool:
         """Of many kinds it looks at the first, and at some others, at further ones each time."""
@@ -399,18 +425,20 @@ class WaitingRoom:
         While it is placed it is waited for: until workers have granted it all, others would take
         what it asks for.
         """
-        if self._favoured is None or self._num_passed < _MAX_PASSED:
+        if self._favoured is None or self._num_passed < self._may_pass:
             return False
         now_s = self._clock()
         if self._barred_since_s is None:
             self._barred_since_s = now_s
         if now_s - self._barred_since_s > _MAX_BARRED_S:
             self._num_passed, self._barred_since_s = 0, None
+            self._may_pass *= 2
         return self._num_passed > 0
 
     def _favour_next(self) -> None:
-        self._favoured = self._returned[0].waiter if self._returned else None
-        self._num_passed, self._barred_since_s = 0, None
+        front = (one.waiter for one in self._returned if self._goes_before(one.waiter))
+        self._favoured = next(front, None)
+        self._num_passed, self._barred_since_s, self._may_pass = 0, None, _MAX_PASSED
 
     def _remove(self, waiter: Waiter) -> None:
         turn = self._all.pop(waiter, None)
@@ -427,9 +455,14 @@ class WaitingRoom:
     def _pace_s(self, waiter: Waiter) -> float:
         """That those behind it have to want, as long as it is held; else any."""
         since_s = self._held.get(waiter)
-        if since_s is None or self._clock() - since_s > _MAX_UNPASSED_S:
+        if since_s is None or self._clock() - since_s > MAX_UNPASSED_S:
             return math.inf
         return self._all[waiter].tpot_s
+
+    def _is_patient(self, waiter: Waiter, pace_s: float) -> bool:
+        """Whether it waits for one that is held, and wants tokens each ``pace_s``."""
+        is_slower = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
+        return is_slower and self._holding_back.may(self._clock())
 
     def _is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all

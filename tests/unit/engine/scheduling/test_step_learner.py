@@ -1,6 +1,7 @@
 """The steps of an engine by their contents: what they cost is learned, each kind by itself."""
 
 import math
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -228,6 +229,23 @@ def test_what_no_step_takes_is_not_known(name: str, wrong: float) -> None:
     told = LAW.to_proto()
     setattr(told.decode, name, wrong)
     assert StepModel.from_proto(told) == LAW._replace(decode=StepCost())
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("prefill", ("fixed_s", "prefill_token_s", "attention_pair_s")),
+        ("decode", ("fixed_s", "row_s")),
+    ],
+)
+def test_a_step_whose_own_work_takes_no_time_is_not_known(kind: str, parts: Sequence[str]) -> None:
+    """Work is shared out by what it takes: of none there is no share."""
+    known = StepModel(*(cost._replace(num_steps=NUM_KNOWN_STEPS) for cost in LAW))
+    told = known.to_proto()
+    for name in parts:
+        assert getattr(StepModel.from_proto(told), kind).is_known
+        setattr(getattr(told, kind), name, 0.0)
+    assert StepModel.from_proto(told) == known._replace(**{kind: StepCost()})
 
 
 def test_nine_of_ten_steps_take_no_less_than_is_expected() -> None:

@@ -24,7 +24,7 @@ from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, Wor
 from router.placement.waiting_room import WaitingRoom
 from tests.told_caches import holds, whole
 from tests.unit.router.cluster.last_words import LastWords
-from tests.unit.router.cluster.world import FakeChannel, World, placeable, targets, welcome
+from tests.unit.router.cluster.world import FakeChannel, World, placeable, proven, targets, welcome
 
 pytestmark = pytest.mark.usefixtures("no_sockets")
 
@@ -212,18 +212,28 @@ def count_calls(
 
 async def test_only_a_placement_that_was_not_possible_before_is_news() -> None:
     world = World(prefill=1, decode=1)
-    link = world.link("d0:1")
-    for number in range(4):
-        assert link.reserve(decode_pb2.Reserve(sequence_id=number), LastWords())
+    link, worker = world.links[0], world.cluster.snapshot().decode[0].worker
+    ours = [world.reserve(worker) for _ in range(4)]
     assert not world.cluster.snapshot().has_room_for([Asked(b"any")])
     world.num_changes = 0
     world.says("d0:1", num_running=4)
     assert world.num_changes == 0, "as full as before"
-    link.release(0)
+    link.release(ours[0])
     assert world.num_changes == 1
     assert world.cluster.snapshot().has_room_for([Asked(b"any")])
-    link.release(1)
-    assert world.num_changes == 1, "there was room already"
+    link.release(ours[1])
+    assert world.num_changes == 2, "for a batch, which leaves one place in four to others"
+    link.release(ours[2])
+    assert world.num_changes == 2, "there was room already"
+
+
+async def test_a_pair_that_is_proven_now_is_news() -> None:
+    world = World(prefill=1, decode=1)
+    world.num_changes, world.prefill = 0, []
+    world.says("d0:1", pairs_version=2)
+    assert world.num_changes == 0, "one less"
+    world.says("d0:1", pairs_version=3, pairs=[proven("p0:1")])
+    assert world.num_changes == 1
 
 
 async def test_the_loss_of_the_last_prefill_worker_is_news_too() -> None:

@@ -5,6 +5,7 @@ import pytest
 from diptych.rpc import peer_channel
 from diptych.rpc.identity import Identity, PeerRole
 from diptych.rpc.peer_channel import Dialer
+from diptych.step_model import StepCost, StepModel
 from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster.watch import WorkerWatch
 from router.discovery.source import Targets
@@ -13,6 +14,7 @@ from router.placement.policy import LeastLoaded
 from router.placement.types import DecodeOnly, Paired, Query, Why, WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import READY, FakeChannel, World, proven, targets
+from tests.unit.router.request.dispatch_world import Deaf
 
 PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 BOTH = (PREFILL, DECODE)
@@ -145,6 +147,7 @@ async def test_what_was_sent_to_one_role_counts_for_the_other_until_the_worker_t
     world.reserve(worker("a"), num_tokens=20, is_started=True)
     (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
     assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 30)
+    world.passes(1.0)
     soft(world, "a", BOTH, num_pending_prefill_tokens=50)
     (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
     assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 50)
@@ -213,3 +216,56 @@ async def test_who_is_lost_and_named_otherwise_is_no_more_what_it_was() -> None:
     world.cluster.set_members(Targets(decode=frozenset(["x:1", "d:1"]), has_prefill_pool=False))
     assert not world.cluster.snapshot().has_prefill_pool
     assert [each.address for each in world.cluster.overview().prefill] == []
+
+
+ENGINE = StepModel(prefill=StepCost(prefill_token_s=0.001, num_steps=30)).to_proto()
+
+
+async def test_a_prompt_that_is_computed_beside_leases_is_news_to_those() -> None:
+    """Whoever takes only what nobody else wants may lease there now."""
+    world = soft_world(a=BOTH)
+    sequence_id = world.reserve(worker("a"), num_tokens=20, is_started=True, listener=Deaf())
+    world.num_changes = 0
+    world.draws("a:1", sequence_id)
+    assert world.num_changes == 1
+
+
+async def test_leases_of_less_work_are_news_to_those_that_are_decoded_beside_them() -> None:
+    world = soft_world(a=BOTH)
+    soft(world, "a", BOTH, step_model=ENGINE)
+    world.cluster.prefill_backlog.opened(1, worker("a"), 30, b"")
+    world.num_changes = 0
+    world.cluster.prefill_backlog.accepted(1, 5)
+    assert world.num_changes == 0
+    world.cluster.prefill_backlog.accepted(1, 17)
+    assert world.num_changes == 1, "8 tokens are computed in less than 20 ms"
+
+
+async def test_what_a_worker_tells_is_seen_beside_what_it_told_of_the_other_role() -> None:
+    """Nothing waits there any more: it is news with this message, not with the next one."""
+    world = soft_world(a=BOTH)
+    world.reserve(worker("a"), num_tokens=20, is_started=True)
+    world.passes(1.0)
+    world.num_changes = 0
+    soft(world, "a", BOTH)
+    assert world.num_changes == 1
+    soft(world, "a", BOTH)
+    assert world.num_changes == 1
+
+
+async def test_what_moves_from_what_was_sent_to_what_is_told_is_no_news() -> None:
+    world = soft_world(a=BOTH)
+    soft(world, "a", BOTH, prefill_tokens_per_s=1000.0, step_model=ENGINE)
+    world.reserve(worker("a"), num_tokens=15, is_started=True)
+    world.passes(1.0)
+    world.num_changes = 0
+    for num_tokens in (15, 15, 20):
+        soft(
+            world,
+            "a",
+            BOTH,
+            prefill_tokens_per_s=1000.0,
+            step_model=ENGINE,
+            num_pending_prefill_tokens=num_tokens,
+        )
+    assert world.num_changes == 0

@@ -15,7 +15,6 @@ from router.config import RouterConfig
 from router.placement.claim import Asked
 from router.placement.promises import NOTHING_PROMISED, Promise, promised
 from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
-from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import World, proven
 from tests.unit.router.request.dispatch_world import Deaf
 
@@ -139,14 +138,14 @@ async def test_that_no_prompt_waits_any_more_is_news() -> None:
 
 async def test_load_is_that_of_others_and_our_own() -> None:
     world = World(decode=1)
-    link = world.link("d0:1")
-    assert link.reserve(decode_pb2.Reserve(sequence_id=1), LastWords())
+    link, worker = world.links[0], world.cluster.snapshot().decode[0].worker
+    first = world.reserve(worker)
     world.says("d0:1", num_running=3)  # one of them is ours
     assert world.cluster.snapshot().decode[0].num_sequences == 3
-    assert link.reserve(decode_pb2.Reserve(sequence_id=2), LastWords())
+    second = world.reserve(worker)
     assert world.cluster.snapshot().decode[0].num_sequences == 4
-    link.release(1)
-    link.release(2)
+    link.release(first)
+    link.release(second)
     assert world.cluster.snapshot().decode[0].num_sequences == 2
 
 
@@ -336,11 +335,13 @@ async def test_a_prompt_that_has_its_blocks_only_is_not_in_what_the_worker_tells
     for number, is_started in enumerate((False, True)):
         world.reserve(worker, num_tokens=800 + number, is_started=is_started)
     assert num_sent() == 1601
+    world.passes(1.0)
     world.says("d0:1", step_model=model)
     assert num_sent() == 800
     first, _ = world.sequence_ids[0]
     link.start(decode_pb2.Start(sequence_id=first))
     assert num_sent() == 800
+    world.passes(1.0)
     world.says("d0:1", step_model=model, num_pending_prefill_tokens=800)
     assert num_sent() == 0
 
@@ -432,3 +433,24 @@ async def test_who_ended_on_a_stream_that_broke_is_nobody_of_the_next_one() -> N
     assert view.engine is not None
     assert view.engine.decoding.num_decode_rows == 2
     assert view.num_sequences == 2
+
+
+@pytest.mark.parametrize("wrong", [5e-324, 1e300, -1.0, math.nan])
+async def test_what_cannot_be_measured_was_not(wrong: float) -> None:
+    """Sums with it are no numbers any more, and whoever says it looks better than all others."""
+    world = World(prefill=1, decode=1)
+    pair = proven("p0:1")
+    pair.bytes_per_s = wrong
+    world.says("p0:1", prefill_tokens_per_s=wrong)
+    world.says("d0:1", pairs_version=2, decode_step_s=wrong)
+    state = worker_pb2.WorkerState()
+    watch = world.watch("d0:1")
+    assert watch.state is not None
+    state.CopyFrom(watch.state)
+    state.pairs_version = 3
+    state.pairs[0].CopyFrom(pair)
+    watch._update(state)
+    (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
+    assert prefill.tokens_per_s == 0.0
+    assert decode.step_s == 0.0
+    assert list(decode.bytes_per_s.values()) == [0.0]

@@ -1,7 +1,9 @@
 """A cluster as the router sees it, without sockets: its workers say what a test makes them say."""
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
@@ -35,6 +37,7 @@ class World:
         self.links: list[DecodeLink] = []
         self.sequence_ids: list[list[int]] = []  # by link
         self._next_id = itertools.count(1)
+        self._now_s = time.monotonic()
         self.policy = LeastLoaded(
             CacheIndex(1000), local_below_tokens=0, allow_local=True, allow_recompute=True
         )
@@ -66,11 +69,12 @@ class World:
         to_pull: bool = False,
         payer: bytes = b"somebody",
         is_started: bool = False,
+        is_heard: bool = True,
         tpot_s: float = 0.0,
         num_expected: int = 0,
         listener: ReservationListener | None = None,
     ) -> int:
-        """One sequence of ours on ``worker``; what it is called."""
+        """One sequence of ours on ``worker``, which answers at once; what it is called."""
         index = self.decode.index(worker.address)
         sequence_id = next(self._next_id)
         spec = common_pb2.SequenceSpec(
@@ -83,9 +87,22 @@ class World:
         reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
         assert self.links[index].reserve(reserve, listener or LastWords())
         self.sequence_ids[index].append(sequence_id)
+        if is_heard:
+            self.answers(worker.address, sequence_id)
         if is_started:
             self.links[index].start(decode_pb2.Start(sequence_id=sequence_id))
         return sequence_id
+
+    def answers(self, address: str, sequence_id: int) -> None:
+        """The worker has blocks for it."""
+        reserved = decode_pb2.Reserved(sequence_id=sequence_id)
+        self.links[self.decode.index(address)]._handle(decode_pb2.DecodeEvent(reserved=reserved))
+
+    def passes(self, seconds: float) -> None:
+        """All watches look at one clock, which goes on by so much."""
+        self._now_s += seconds
+        for watch in self.cluster._watches.values():
+            watch._clock = partial(float, self._now_s)
 
     def draws(self, address: str, sequence_id: int) -> None:
         """A token of it comes."""

@@ -162,6 +162,8 @@ def test_who_is_forgotten_expects_nothing_when_its_place_is_anothers() -> None:
     index.forget("a")
     index.expect("b", KEYS[:1])
     assert index.num_hit_blocks("b", KEYS) == 1
+    index.retract("a", KEYS)
+    assert index.num_hit_blocks("b", KEYS) == 1
     index.expect("b", KEYS[:1])
     index.retract("b", KEYS[:1])
     assert index.num_hit_blocks("b", KEYS) == 1, "of two one still expects it"
@@ -198,9 +200,38 @@ def test_what_is_told_in_several_messages_is_told_once() -> None:
 
 def test_a_worker_that_is_gone_is_forgotten() -> None:
     index = told("a")
-    index.expect("a", KEYS)
     index.forget("a")
     assert index.num_hit_blocks("a", KEYS) == 0
     assert index.seq("a") is None
-    index.retract("a", KEYS)
+    index.expect("a", KEYS)
+    index.settle("a", KEYS)
     assert not index._workers
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_who_expects_what_a_worker_has_that_is_seen_again_keeps_it(is_accepted: bool) -> None:
+    """A lease of before ends: what it takes back is its own."""
+    index, same = told("a"), CacheChange(4, 4, (), (), 4, fold(KEYS[:4]))
+    index.expect("a", KEYS)
+    index.forget("a")
+    assert index.num_hit_blocks("a", KEYS) == 8, "it may still be computed"
+    assert index.told("a", whole(KEYS[:4], seq=4))
+    index.expect("a", KEYS)
+    over = index.settle if is_accepted else index.retract
+    over("a", KEYS)
+    for _ in range(2):
+        assert index.told("a", same)
+        assert index.num_hit_blocks("a", KEYS) == 8
+    index.retract("a", KEYS)
+    assert index.num_hit_blocks("a", KEYS) == 4
+    assert not index._expected
+
+
+def test_what_settled_is_forgotten_with_its_worker() -> None:
+    """Nobody is left who would take it back."""
+    index = told("a")
+    index.expect("a", KEYS)
+    index.settle("a", KEYS)
+    index.forget("a")
+    assert not index._workers
+    assert not index._expected

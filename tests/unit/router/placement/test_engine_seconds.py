@@ -76,3 +76,31 @@ def test_all_workers_are_looked_at_four_times_a_second_at_most() -> None:
     assert recent.of(known) == EngineRates()
     now_s += 0.05
     assert recent.of(known) == rates_of(known)
+
+
+def test_what_one_says_that_is_astray_changes_little() -> None:
+    """A tenant that were charged by it would wait for all others for hours."""
+    astray = MODEL._replace(prefill=MODEL.prefill._replace(fixed_s=100.0, prefill_token_s=100.0))
+    sound = (prefill(MODEL), prefill(MODEL))
+    rates = rates_of(Snapshot((*sound, prefill(astray)), ()))
+    assert rates.prompt_token_s == rates_of(Snapshot(sound, ())).prompt_token_s
+
+
+def test_rates_rise_by_steps_and_fall_at_once() -> None:
+    """Where one worker is all there is, a glitch of a moment is no more than twice as much."""
+    now_s = 5.0
+    recent = RecentRates(lambda: now_s)
+    slow = MODEL._replace(decode=MODEL.decode._replace(fixed_s=99.0))
+    sound, glitch = Snapshot((), (decode(MODEL),)), Snapshot((), (decode(slow),))
+    for _ in range(9):
+        now_s += 1.0
+        before = recent.of(sound)
+    assert before == rates_of(sound)
+    now_s += 1.0
+    assert recent.of(glitch).output_token_s == pytest.approx(2 * before.output_token_s)
+    now_s += 1.0
+    assert recent.of(sound) == before
+    for _ in range(20):
+        now_s += 1.0
+        lasting = recent.of(glitch)
+    assert lasting == rates_of(glitch)

@@ -242,3 +242,79 @@ def test_who_cannot_have_its_pace_holds_nobody_for_ever() -> None:
         machine.ask(math.inf)
         machine.turn()
     assert machine.num_placed[math.inf] > 20
+
+
+def test_nobody_waits_for_ever_for_a_stream_of_those_that_are_held() -> None:
+    """Each is held for half a second, and then comes another: ten seconds in all, as of one."""
+    machine = Machine()
+    machine.ask(math.inf)
+    waited_s = 0.0
+    while not machine.num_placed[math.inf]:
+        held = Paced(machine, 0.0)
+        machine.world.room.enter(held, front=False, turn=Turn(RequestClass.REALTIME, tpot_s=0.0))
+        machine.turn()
+        machine.world.room.stop_waiting(held)
+        waited_s += 0.5
+        assert waited_s < 12.0
+    assert waited_s > 9.0, "but it does wait for them"
+
+
+def test_who_was_held_once_and_wants_but_room_now_holds_nobody_back() -> None:
+    world = World(max_waiting=99, max_placed=99)
+
+    class Once(Picky):
+        def offer(self, *, room_made: bool) -> None:
+            if self.told:
+                self.told.append(room_made)
+            else:
+                super().offer(room_made=room_made)
+
+    once = Once(world, world.room)
+    world.room.enter(once, front=False, turn=Turn(tpot_s=0.01))
+    world.run_scheduled()
+    other = world.waiter(turn=Turn(tpot_s=math.inf))
+    world.run_scheduled()
+    assert not other.told, "one that is held is before it"
+    world.now_s, world.capacity = 0.5, 1
+    world.room.pump()
+    world.room.pump()
+    assert other.is_placed
+    assert len(once.told) > 1
+
+
+def test_who_stays_held_is_held_since_it_was_first() -> None:
+    """Else it would hold others back for ten seconds with each time that it is asked."""
+    machine = Machine()
+    machine.ask(0.0)
+    machine.turn()
+    for _ in range(16):
+        machine.turn()
+    machine.ask(math.inf)
+    for _ in range(5):
+        machine.turn()
+    assert machine.num_placed[math.inf] == 1
+
+
+def test_many_batches_that_wait_for_spare_room_are_no_shadow_on_others() -> None:
+    """Sixty tenants, of whom each has been served less than whoever is realtime."""
+    world = World(max_waiting=999, max_placed=999)
+
+    class Sparing(Waiter):
+        def offer(self, *, room_made: bool) -> None:
+            self.told.append(room_made)
+
+    served = [world.waiter(turn=Turn(RequestClass.REALTIME, cost_s=1e6)) for _ in range(3)]
+    world.capacity = 3
+    world.run_scheduled()
+    batches = []
+    for number in range(180):
+        batches.append(Sparing(world, world.room))
+        turn = Turn(RequestClass.BATCH, f"batch {number % 60}")
+        world.room.enter(batches[-1], front=False, turn=turn)
+    world.run_scheduled()
+    late = [world.waiter(turn=Turn(RequestClass.REALTIME)) for _ in range(40)]
+    world.capacity = 40
+    for _ in range(3):
+        world.room.pump()
+    assert all(one.is_placed for one in (*served, *late))
+    assert sum(len(one.told) for one in batches) < 120, "and a pump asks few"

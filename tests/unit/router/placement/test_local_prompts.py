@@ -18,6 +18,19 @@ def test_one_is_on_its_way_until_a_worker_tells_that_was_told_to_start_it() -> N
     assert prompts.num_tokens == 0
 
 
+def test_a_message_that_is_heard_soon_after_a_start_may_have_crossed_it() -> None:
+    prompts = LocalPrompts()
+    for sequence_id, now_s in ((1, 7.0), (2, 7.04)):
+        prompts.asked(sequence_id, 100)
+        prompts.started(sequence_id, now_s)
+    prompts.told(7.04)
+    assert prompts.num_tokens == 200
+    prompts.told(7.06)
+    assert prompts.num_tokens == 100
+    prompts.told(7.3)
+    assert prompts.num_tokens == 0
+
+
 def test_one_that_is_over_is_not_on_its_way_and_is_so_once() -> None:
     prompts = LocalPrompts()
     prompts.asked(1, 100)

@@ -149,3 +149,22 @@ def test_so_many_answers_keep_a_pace_where_later_rows_cost_more(pace_s: float) -
     assert mix.answer_s(cost, 10_000, pace_s) == pytest.approx(100 * step_s / num_rows)
     assert mix.num_rows(cost, 1, pace_s) == 1.0
     assert mix.answer_s(cost, 1, pace_s) == pytest.approx(100 * (0.0095 + 350e-6))
+
+
+def test_prompts_that_are_cached_whole_part_workers_by_their_last_tokens() -> None:
+    """As of the first requests of a router beside workers that served before."""
+    parting, snapshot = Parting(), both(8)
+    query = Query(num_tokens=64, num_max_tokens=164, objectives=Objectives(2.0, PACE_S))
+    for _ in range(99):
+        parting.learn(query, 0, 8)
+        parting.parts(snapshot)
+    assert num_computing(parting, snapshot) == 1
+
+
+def test_where_prompts_take_no_time_nobody_has_a_part() -> None:
+    free = MODEL._replace(prefill=StepCost(row_s=1e-3, num_steps=99))
+    snapshot = both(8)
+    views = tuple(view_d(view.worker, 0, free) for view in snapshot.decode)
+    parting = seen(500, 100)
+    assert parting.parts(snapshot).computing
+    assert parting.parts(replace(snapshot, decode=views)) == Parts()

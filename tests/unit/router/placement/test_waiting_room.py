@@ -167,19 +167,27 @@ def test_a_large_request_that_was_refused_is_not_passed_for_ever() -> None:
     assert world.order[1:].index(large) <= 17, "as many may pass it"
 
 
-def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None:
+class Never(Waiter):
+    """No worker takes it any more."""
+
+    def offer(self, *, room_made: bool) -> None:
+        if not self.was_placed:
+            super().offer(room_made=room_made)
+
+
+def bars_in_vain(capacity: int) -> World:
+    """A room with one that waits again for what never comes, and room for others."""
     world = World(capacity=1, max_waiting=99, max_placed=99)
-
-    class Never(Waiter):
-        def offer(self, *, room_made: bool) -> None:
-            if not self.was_placed:
-                super().offer(room_made=room_made)
-
     never = Never(world, world.room)
     world.room.enter(never, front=False)
     world.run_scheduled()
     returned(world, never)
-    world.capacity = 40
+    world.capacity = capacity
+    return world
+
+
+def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None:
+    world = bars_in_vain(40)
     others = [world.waiter() for _ in range(20)]
     world.run_scheduled()
     others += [world.waiter() for _ in range(20)]
@@ -188,6 +196,19 @@ def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None
         world.run_scheduled()
     assert all(other.is_placed for other in others)
     assert not world.scheduled
+
+
+def test_one_that_can_never_be_placed_bars_the_others_less_and_less() -> None:
+    """A hundred come in a second: those of thirty seconds would be barred in all but three."""
+    world, num_barred = bars_in_vain(10_000), 0
+    for _ in range(300):
+        world.now_s += 0.1
+        ten = [world.waiter() for _ in range(10)]
+        world.run_scheduled()
+        num_barred += not ten[0].is_placed
+        for one in world.order[1:]:
+            world.room.leave(one)
+    assert 60 < num_barred < 160, "tenths of a second"
 
 
 def pass_it(world: World) -> None:
@@ -433,3 +454,33 @@ class RoomMachine(RuleBasedStateMachine):
 
 
 TestRoom = RoomMachine.TestCase
+
+
+def test_a_batchs_other_choices_are_placed_behind_the_turns_of_others() -> None:
+    """They wait at the front without a place of their own; nor do they bar anybody."""
+    world = World(max_waiting=99, max_placed=99)
+    batch, realtime = Turn(RequestClass.BATCH), Turn(RequestClass.REALTIME)
+    choices = [world.waiter(front=True, turn=batch) for _ in range(9)]
+    others = [world.waiter(turn=realtime) for _ in range(9)]
+    standard = world.waiter(front=True, turn=Turn())
+    world.run_scheduled()
+    for _ in range(30):
+        world.capacity = 1
+        world.room.pump()
+        world.room.settled(standard)
+    assert world.order[0] is standard, "of other classes they go before all"
+    assert world.order.index(others[-1]) <= 12, "one at a time of those behind"
+    assert set(world.order) == {*choices, *others, standard}
+    assert all(choice.refusal is None for choice in choices)
+
+
+def test_a_batchs_other_choices_bar_nobody() -> None:
+    world = World(max_waiting=99, max_placed=99)
+    world.waiter(front=True, turn=Turn(RequestClass.BATCH))
+    world.run_scheduled()
+    pass_it(world)
+    world.run_scheduled()
+    late = world.waiter(turn=Turn(RequestClass.REALTIME))
+    world.capacity = 1
+    world.run_scheduled()
+    assert late.is_placed

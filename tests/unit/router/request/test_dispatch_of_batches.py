@@ -73,11 +73,12 @@ async def test_placement_is_asked_for_its_payer_and_sees_what_it_may_use(
     """A batch that leaves room sees none on a worker where others wait."""
     world = opened(monkeypatch)
     served = common_pb2.KVLayout(model_digest="m")
-    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE, layout=served)
+    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE, layout=served, max_model_len=99)
     world.says(
         PREFILL,
         worker_pb2.WORKER_ROLE_PREFILL,
         layout=served,
+        max_model_len=99,
         prefill_tokens_per_s=100.0,
         num_pending_prefill_tokens=90,
     )

@@ -1,0 +1,246 @@
+"""What was taken while nobody waited is nobody's debt; while others wait it is."""
+
+import itertools
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.request_class import RequestClass
+from router.placement.fair_queue import DEFAULT_WEIGHTS, Charged, FairQueue, Turn
+
+REALTIME, STANDARD, BATCH = RequestClass
+A, B = Turn(STANDARD, "a"), Turn(STANDARD, "b")
+URGENT, LINES = Turn(REALTIME, "a"), Turn(BATCH, "b")
+PAIRS = [(A, B), (B, A), (URGENT, LINES), (LINES, URGENT)]  # tenants of a class, and classes
+
+
+def share(one: Turn, other: Turn) -> float:
+    """Of ``one``, by weight; within a class alike."""
+    weights = [DEFAULT_WEIGHTS[each.request_class] for each in (one, other)]
+    return weights[0] / sum(weights)
+
+
+class Fair:
+    """A queue, and what goes from it; each takes what it is expected to, if it is not said."""
+
+    def __init__(self) -> None:
+        self.queue: FairQueue[int] = FairQueue()
+        self.turns: dict[int, Turn] = {}
+        self._numbers = itertools.count()
+
+    def come(self, turn: Turn, num: int = 1) -> None:
+        for number in itertools.islice(self._numbers, num):
+            self.turns[number] = turn
+            self.queue.add(number, turn, 0.0)
+
+    def go(self) -> tuple[Turn, Charged]:
+        """The next one."""
+        with closing(self.queue.in_turn(0.0)) as line:
+            number = next(line)
+            self.queue.remove(number)
+            turn = self.turns.pop(number)
+            return turn, self.queue.charge(turn)
+
+    def take(self, turn: Turn, used_s: float, num: int) -> None:
+        """Each waits for a moment; all end when nobody waits."""
+        charges = []
+        for _ in range(num):
+            self.come(turn)
+            charges.append(self.go()[1])
+        for charged in charges:
+            self.queue.settle(turn, used_s, charged)
+
+    def take_beside(self, turn: Turn, used_s: float) -> None:
+        """One goes without a turn, and ends."""
+        self.queue.settle(turn, used_s, self.queue.charge(turn))
+
+    def compete(self, first: Turn, second: Turn, num_turns: int = 90) -> float:
+        """The part that ``second`` has of so many turns; ``first`` waits a moment sooner."""
+        for turn in (first, second):
+            self.come(turn, num_turns)
+        gone = [self.go()[0] for _ in range(num_turns)]
+        return gone.count(second) / num_turns
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_who_took_more_than_expected_while_nobody_waited_owes_nobody(
+    first: Turn, second: Turn
+) -> None:
+    fair = Fair()
+    fair.take(second, 10.0, 200)
+    assert fair.compete(first, second) == pytest.approx(share(second, first), abs=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_what_goes_without_a_turn_while_nobody_waits_is_no_debt(first: Turn, second: Turn) -> None:
+    """As the further choices of a request."""
+    fair = Fair()
+    fair.take(second, 1.0, 1)
+    for _ in range(500):
+        fair.queue.charge(second)
+    assert fair.compete(first, second) == pytest.approx(share(second, first), abs=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_debt_ends_once_nobody_waits(first: Turn, second: Turn, is_served: bool) -> None:
+    """Whether the last one that waited had its turn or gave up."""
+    fair = Fair()
+    fair.take(second, 1.0, 1)
+    fair.come(first)
+    for _ in range(500):
+        fair.queue.charge(second)
+    if is_served:
+        assert fair.go()[0] == first
+    else:
+        fair.queue.remove(*fair.turns)
+    assert fair.compete(first, second) == pytest.approx(share(second, first), abs=0.02)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_the_debt_of_the_last_one_that_waited_ends_too(is_served: bool) -> None:
+    """It was charged while only its own waited."""
+    fair = Fair()
+    fair.come(A)
+    for _ in range(500):
+        fair.queue.charge(A)
+    if is_served:
+        fair.go()
+    else:
+        fair.queue.remove(*fair.turns)
+    assert fair.compete(B, A) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_debt_is_paid_while_others_wait(first: Turn, second: Turn) -> None:
+    """However often who owes comes and gives up meanwhile."""
+    fair = Fair()
+    fair.come(second)
+    charged = fair.go()[1]
+    fair.come(first, 300)
+    fair.queue.settle(second, 101.0, charged)
+    for _ in range(3):
+        fair.come(second)
+        number = max(fair.turns)
+        del fair.turns[number]
+        fair.queue.remove(number)
+    owed = 100 * DEFAULT_WEIGHTS[first.request_class] / DEFAULT_WEIGHTS[second.request_class]
+    fair.come(second, 300)
+    gone = [fair.go()[0] for _ in range(300)]
+    assert gone.count(second) == 0 if owed > 300 else gone.index(second) == pytest.approx(owed, 0.1)
+
+
+def test_tenants_of_a_class_owe_each_other_nothing_while_only_others_wait() -> None:
+    fair = Fair()
+    fair.come(A)
+    charged = fair.go()[1]
+    fair.come(LINES, 50)
+    fair.queue.settle(A, 1000.0, charged)
+    for turn in (B, A):
+        fair.come(turn, 200)
+    while fair.queue.num_waiting(STANDARD) > 200:
+        fair.go()
+    left = list(fair.turns.values())
+    assert abs(left.count(A) - left.count(B)) <= 1
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_what_is_given_back_of_what_nobody_waited_for_puts_before_nobody(
+    first: Turn, second: Turn
+) -> None:
+    """Who comes first is lifted to what the other was charged, so that is not its debt."""
+    fair, costly = Fair(), second._replace(cost_s=20.0)
+    charges = []
+    for _ in range(16):
+        fair.come(costly)
+        charges.append(fair.go()[1])
+    for turn in (first, second):
+        fair.come(turn, 180)
+    for charged in charges:
+        fair.queue.settle(costly, 0.5, charged)
+    gone = [fair.go()[0] for _ in range(180)]
+    assert gone.count(second) / 180 == pytest.approx(share(second, first), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("always", "costly", "third"),
+    [
+        (A, B._replace(cost_s=20.0), Turn(STANDARD, "c")),
+        (A, Turn(REALTIME, "b", 40.0), LINES),
+    ],
+)
+def test_who_comes_back_while_others_wait_costs_these_nothing(
+    always: Turn, costly: Turn, third: Turn
+) -> None:
+    """He is lifted to them, and what one of them gets back counts in full."""
+    fair, cheap = Fair(), costly._replace(cost_s=1.0)
+    for turn in (always, cheap):
+        fair.come(turn, 200)
+    charged = fair.queue.charge(costly)
+    before = [fair.go()[0] for _ in range(20)]
+    assert before.count(cheap) <= 1, "it was charged already"
+    fair.come(third, 100)
+    fair.queue.settle(costly, 0.5, charged)
+    after = [fair.go()[0] for _ in range(18)]
+    assert after.count(cheap) >= 17, "it has its seconds back"
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_who_comes_back_is_lifted_to_those_that_wait_and_not_to_who_owes_them(
+    first: Turn, second: Turn
+) -> None:
+    fair, third = Fair(), Turn(STANDARD, "c")
+    fair.come(first, 400)
+    fair.take_beside(second, 1000.0)
+    fair.come(third, 400)
+    gone = [fair.go()[0] for _ in range(100)]
+    assert gone.count(third) == pytest.approx(100 * share(third, first), abs=2)
+
+
+class Step(NamedTuple):
+    """One request of the past."""
+
+    turn: Turn
+    used_s: float
+    is_front: bool  # it had no turn
+    ends_late: bool  # after those that wait have gone
+
+
+STEPS = st.builds(
+    Step,
+    st.builds(
+        Turn,
+        st.sampled_from(RequestClass),
+        st.sampled_from("abc"),
+        st.floats(0.1, 50.0),
+    ),
+    st.floats(0.0, 500.0),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(past=st.lists(STEPS, max_size=30), pair=st.sampled_from(PAIRS))
+def test_where_nobody_waits_the_past_does_not_matter(
+    past: list[Step], pair: tuple[Turn, Turn]
+) -> None:
+    fair, late = Fair(), []
+    for step in past:
+        if not step.is_front:
+            fair.come(step.turn)
+        charged = fair.queue.charge(step.turn)
+        if step.ends_late:
+            late.append((step, charged))
+        else:
+            fair.queue.settle(step.turn, step.used_s, charged)
+    for number in fair.turns:
+        fair.queue.remove(number)
+    fair.turns.clear()
+    for step, charged in late:
+        fair.queue.settle(step.turn, step.used_s, charged)
+    first, second = pair
+    assert fair.compete(first, second) == pytest.approx(share(second, first), abs=0.02)

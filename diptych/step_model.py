@@ -12,7 +12,7 @@ from diptych.v1 import worker_pb2
 ROW_COUNTS: Final = (2, 8, 32, 128)  # beyond each of which a step's rows may cost more
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
 _NUM_DOUBTED = 8  # steps of requests; fewer do not set right what trials had wrong
-_MOST_S = 100.0  # that a worker may say of any part of a step
+MOST_S = 100.0  # that a worker may say of any part of a step; and the most of an upper ratio
 
 
 class StepWork(NamedTuple):
@@ -175,6 +175,6 @@ def _cost(told: worker_pb2.StepCost) -> StepCost:
     cost = StepCost(*told_s, told.attention_pair_s, told.upper_ratio, told.num_steps, more_row_s)
     cost = cost._replace(num_trials=min(told.num_trials, told.num_steps))
     parts = (*cost[:5], cost.upper_ratio, *more_row_s)
-    if not all(0.0 <= each <= _MOST_S for each in parts):  # nor is what is not a number
+    if not all(0.0 <= each <= MOST_S for each in parts):  # nor is what is not a number
         return StepCost()
     return cost._replace(upper_ratio=max(1.0, cost.upper_ratio))

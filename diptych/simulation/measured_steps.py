@@ -6,7 +6,7 @@ import reprlib
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
-from diptych.step_model import NUM_KNOWN_STEPS, ROW_COUNTS, StepCost, StepModel
+from diptych.step_model import MOST_S, NUM_KNOWN_STEPS, ROW_COUNTS, StepCost, StepModel
 
 DEMO_NAME = "the demo model, float32 on one core (fitted to docs/benchmarks.md, noise assumed)"
 # Decode of 1, 8 and 16 sequences at a context of 512: 43, 68 and 94 ms; prefill of 512 and 2,048
@@ -18,7 +18,6 @@ DEMO = StepModel(
 _NAMES = StepCost._fields
 _COUNTS = ("num_steps", "num_trials")
 _MOST_STEPS = 2.0**63
-_MOST = 1e6  # s, and times: more than that of a worker no router believes
 
 
 def read_steps(path: Path) -> StepModel:
@@ -74,7 +73,7 @@ def _number(name: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (ValueError, TypeError, OverflowError):
         number = math.nan
-    most = _MOST_STEPS if name in _COUNTS else _MOST
+    most = _MOST_STEPS if name in _COUNTS else MOST_S
     if not 0 <= number <= most:
         raise ValueError(
             f"{name}: expected a number from 0 to {most:g} (got {reprlib.repr(value)})"

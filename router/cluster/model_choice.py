@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from diptych.v1.worker_pb2 import WORKER_ROLE_DECODE
 from router.cluster.member import Gate
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,8 @@ class ModelChoice:
     """The model of most ready workers that can run it, by the router's own tokenizer and config.
 
     One that was restarted with other weights is left out, and not all the others; once most
-    have the new ones, those are served. Of a worker that is left out the log tells once.
+    have the new ones, those are served; but none that no worker decodes, while another one is: of
+    two pools one may have the new ones first. Of a worker that is left out the log tells once.
     """
 
     def __init__(self, text_digest: str) -> None:
@@ -32,7 +34,10 @@ class ModelChoice:
 
     def choose(self, ready: Iterable[Gate]) -> None:
         """Look at all workers that are ready; of two equal groups the served one stays."""
-        groups = Counter(gate.model_digest for gate in ready if self._unfit(gate) is None)
+        fit = [gate for gate in ready if self._unfit(gate) is None]
+        decoded = {gate.model_digest for gate in fit if WORKER_ROLE_DECODE in gate.roles}
+        digests = (gate.model_digest for gate in fit)
+        groups = Counter(each for each in digests if each in decoded or not decoded)
         if not groups or groups[self._digest or ""] == max(groups.values()):
             return
         self._digest = max(sorted(groups), key=lambda digest: groups[digest])

@@ -269,6 +269,17 @@ async def test_most_workers_say_which_model_is_served() -> None:
     assert placeable(world)[1] == {"d0:1", "d1:1"}
 
 
+async def test_a_pool_that_has_other_weights_first_does_not_leave_nobody_to_decode() -> None:
+    """All prefill workers are rolled to new ones: those that decode go on alone, with the old."""
+    world = World(prefill=3, decode=2)
+    for address in world.prefill:
+        world.says(address, incarnation=f"{address} again", model_digest="new")
+    assert placeable(world) == (set(), {"d0:1", "d1:1"})
+    world.says("d0:1", incarnation="again", model_digest="new")
+    world.link("d0:1")._handle(welcome("again"))
+    assert placeable(world) == (set(world.prefill), {"d0:1"}), "most have the new ones, one decodes"
+
+
 async def test_workers_with_another_tokenizer_are_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

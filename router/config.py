@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from diptych.process import ProcessConfig
 from diptych.service_level import ObjectiveMs
+from diptych.tenant import MAX_LIMIT
 from diptych.text.response.families import AnswerForm
 from diptych.timers import GrpcSeconds
 from router.client_settings import (
@@ -21,7 +22,6 @@ from router.client_settings import (
 from router.discovery_settings import Addresses, DnsSource, FileSource, KubernetesSource, Source
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
-_MOST_TOKENS = 10**12  # as of a tenant's limits
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _MOST_PROCESSES = 64
 _LAST_PORT = 65535
@@ -153,7 +153,7 @@ class RouterConfig(ProcessConfig):
     max_pending_prefill_tokens: int = Field(
         16384,
         ge=1,
-        le=_MOST_TOKENS,
+        le=MAX_LIMIT,
         description="Prompt tokens this router lets wait on one prefill worker that has not "
         "measured yet how fast it computes; more wait here.",
     )

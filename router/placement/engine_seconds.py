@@ -62,10 +62,10 @@ class RecentRates:
         """As of now, or of little before."""
         now_s = self._clock()
         if now_s >= self._until_s:
-            most, now = self._rates, rates_of(snapshot)
+            before, now = self._rates, rates_of(snapshot)
             self._rates = EngineRates(
-                min(now.prompt_token_s, _MOST_RISE * most.prompt_token_s),
-                min(now.output_token_s, _MOST_RISE * most.output_token_s),
+                min(now.prompt_token_s, _MOST_RISE * before.prompt_token_s),
+                min(now.output_token_s, _MOST_RISE * before.output_token_s),
             )
             self._until_s = now_s + _FRESH_S
         return self._rates

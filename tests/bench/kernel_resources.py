@@ -5,15 +5,13 @@
 Layers of real shapes are run in bfloat16 on tensors of the host, products with weights of small
 numbers too, tokens drawn and blocks digested; each launch is compiled as it would be for a
 device, with its own arguments and constants, and not carried out. The figures are cuobjdump's,
-of the machine code; it comes with triton. ``--json FILE`` writes them there.
+of the machine code; it comes with triton. ``--json FILE`` writes them there. What is in
+``kernel_record.json`` is not compiled again; after a change of a kernel ``--record`` renews it.
 """
 
 import argparse
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +43,7 @@ from diptych.engine.model.weights import LayerWeights
 from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.sampling_params import SamplingParams
 from diptych.word_sums import Words
+from tests.bench.kernel_record import PATH, KernelRecord, Taken
 from tests.gpu.models import MODELS
 
 MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program: A100, L40S, H100
@@ -58,7 +57,7 @@ _AT_89 = (  # what is not as on sm_80: instructions for 8-bit floats, and little
 BLOCK_SIZE = 32
 _NUM_PROCESSORS = 132  # an H100's: contexts of single tokens are cut into parts
 
-_Launch: TypeAlias = tuple[Any, Mapping[str, Any]]  # what was compiled, and its constants
+_Launch: TypeAlias = tuple[str, Taken, Mapping[str, Any]]  # a kernel's key, and its constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +135,32 @@ class _NoProducts:
         return x if out is None else out
 
 
-def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resources]:
+def measure(
+    model: str, capability: int, cache_dtype: torch.dtype, record: KernelRecord
+) -> list[Resources]:
     """Of all kernels that a step of prompts and single tokens launches, each variant once."""
-    with _compiled_for(capability) as launches:
+    with _compiled_for(capability, record) as launches:
         _run(_Step.of(model, capability, cache_dtype))
         return _each_once(model, _name(cache_dtype), capability, launches)
 
 
 def measure_attention(
-    model: str, capability: int, cache_dtype: torch.dtype, dtype: torch.dtype
+    model: str,
+    capability: int,
+    cache_dtype: torch.dtype,
+    dtype: torch.dtype,
+    record: KernelRecord,
 ) -> list[Resources]:
     """Of those alone that write keys and values, and attend."""
     name = model if dtype is torch.bfloat16 else f"{model} in {_name(dtype)}"
-    with _compiled_for(capability) as launches:
+    with _compiled_for(capability, record) as launches:
         step = _Step.of(model, capability, cache_dtype, dtype)
         _attend(step, _NUM_PROCESSORS)
         _attend(step, 1, _sinks(step.config))
         return _each_once(name, _name(cache_dtype), capability, launches)
 
 
-def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
+def measure_products(numbers: Numbers, capability: int, record: KernelRecord) -> list[Resources]:
     """Of the products with a weight of small numbers, of one row, few, some and many."""
     linears = []
     for group_size, zero in ((128, 0), (128, 1 << (numbers.bits - 1)), (4096, 0), (32, 0)):
@@ -165,27 +170,28 @@ def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
         if weight.zeros is not None:
             weight.zeros.fill_(zero)
         linears.append(GroupedLinear(weight, num_processors=_NUM_PROCESSORS))
-    return _of_products(f"{numbers.name} weights", linears, (1, 16, 64, 65), capability)
+    return _of_products(f"{numbers.name} weights", linears, (1, 16, 64, 65), capability, record)
 
 
-def measure_float_products(capability: int) -> list[Resources]:
+def measure_float_products(capability: int, record: KernelRecord) -> list[Resources]:
     """Of those of 16-bit floats, but for torch's own: of one row."""
     shapes = ((1024, 3072), (28_672, 4096), (576, 1536))
     linears = [FloatLinear(torch.zeros(shape, dtype=torch.bfloat16)) for shape in shapes]
-    return _of_products("bfloat16 weights", linears, (1,), capability)
+    return _of_products("bfloat16 weights", linears, (1,), capability, record)
 
 
-def measure_fp8_products(capability: int) -> list[Resources]:
+def measure_fp8_products(capability: int, record: KernelRecord) -> list[Resources]:
     """Of those of 8-bit floats with scales by rows, but for torch's own."""
     store = DeviceFp8Weights(torch.device("cpu"), torch.bfloat16, _NUM_PROCESSORS)
     linears = []
     for num_outputs, num_inputs in ((4096, 14_336), (28_672, 4096)):
         weight = store.allocate(num_outputs, num_inputs)
         linears.append(DeviceFp8Linear(weight, None, _NUM_PROCESSORS))
-    return _of_products("fp8", linears, (1, 16, 64), capability) + _rounding_beside(capability)
+    products = _of_products("fp8", linears, (1, 16, 64), capability, record)
+    return products + _rounding_beside(capability, record)
 
 
-def _rounding_beside(capability: int) -> list[Resources]:
+def _rounding_beside(capability: int, record: KernelRecord) -> list[Resources]:
     """What a layer's other kernels take where they round, once a product asked for that."""
     config = ModelConfig.from_hf(MODELS["Llama-3.1-8B"])
     size, dtype = config.hidden_size, torch.bfloat16
@@ -193,20 +199,24 @@ def _rounding_beside(capability: int) -> list[Resources]:
     x, weight = torch.zeros(1, size, dtype=dtype), torch.ones(size)
     store = DeviceFp8Weights(torch.device("cpu"), dtype, _NUM_PROCESSORS)
     linear = DeviceFp8Linear(store.allocate(size, size), None, _NUM_PROCESSORS)
-    with _compiled_for(capability) as launches:
+    with _compiled_for(capability, record) as launches:
         ops.multiply(linear, x, torch.empty_like(x))
         launches.clear()
         ops.norm(x, weight, x)
         ops.add_norm(x, x, None, weight, x)
         return [
-            _resources("fp8", "-", capability, kernel, constants) for kernel, constants in launches
+            _resources("fp8", "-", capability, taken, constants) for _, taken, constants in launches
         ]
 
 
 def _of_products(
-    model: str, linears: Sequence[Linear], nums_rows: Sequence[int], capability: int
+    model: str,
+    linears: Sequence[Linear],
+    nums_rows: Sequence[int],
+    capability: int,
+    record: KernelRecord,
 ) -> list[Resources]:
-    with _compiled_for(capability) as launches:
+    with _compiled_for(capability, record) as launches:
         for linear in linears:
             for num_rows in nums_rows:
                 linear(torch.zeros(num_rows, linear.in_features, dtype=torch.bfloat16))
@@ -217,22 +227,23 @@ def _each_once(
     model: str, cache: str, capability: int, launches: Sequence[_Launch]
 ) -> list[Resources]:
     found: dict[str, Resources] = {}
-    for kernel, constants in launches:
-        found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
+    for key, taken, constants in launches:
+        found.setdefault(key, _resources(model, cache, capability, taken, constants))
     return list(found.values())
 
 
 @contextmanager
-def _compiled_for(capability: int) -> Iterator[list[_Launch]]:
-    """Compiles what is launched meanwhile; kernels and their constants, in order."""
+def _compiled_for(capability: int, record: KernelRecord) -> Iterator[list[_Launch]]:
+    """Compiles what is launched meanwhile, if it was not yet; in order."""
     launches: list[_Launch] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
         kernel = run(self, *args, grid=grid, warmup=True, **constants)
-        launches.append((kernel, constants))
+        launches.append((*record.taken(kernel), constants))
 
     triton.runtime.driver.set_active(_Target(capability))
+    triton.knobs.runtime.jit_cache_hook = record.before_compiling
     with mock.patch.object(JITFunction, "run", compile_only):
         yield launches
 
@@ -300,27 +311,11 @@ def _weights(config: ModelConfig) -> LayerWeights:
 
 
 def _resources(
-    model: str, cache: str, capability: int, kernel: Any, constants: Mapping[str, Any]
+    model: str, cache: str, capability: int, taken: Taken, constants: Mapping[str, Any]
 ) -> Resources:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(tool), "-res-usage", file.name]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", report)
-    assert used is not None, report
-    num_registers, num_stack_bytes, num_local_bytes = map(int, used.groups())
+    window = constants.get("window")
     return Resources(
-        model=model,
-        cache=cache,
-        kernel=kernel.name,
-        window=constants.get("window"),
-        capability=capability,
-        num_warps=kernel.metadata.num_warps,
-        num_registers=num_registers,
-        num_stack_bytes=num_stack_bytes + num_local_bytes,
-        num_shared_bytes=kernel.metadata.shared,
+        model=model, cache=cache, capability=capability, window=window, **asdict(taken)
     )
 
 
@@ -346,33 +341,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file to write instead of a table")
     parser.add_argument("--largest", action="store_true", help="one line for each kernel")
+    parser.add_argument(
+        "--record", action="store_true", help=f"compile all, and write {PATH.name} anew"
+    )
+    parser.add_argument(
+        "--again", type=int, default=0, help="entries of the record to compile nevertheless"
+    )
     arguments = parser.parse_args()
     out: Path | None = arguments.json
+    record = KernelRecord(None if arguments.record else PATH, arguments.again)
     kinds = [(model, torch.bfloat16) for model in MODELS]
     kinds += [("Llama-3.1-8B", dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
     found = [
         part
         for model, cache_dtype in kinds
         for capability in WHOLE
-        for part in measure(model, capability, cache_dtype)
+        for part in measure(model, capability, cache_dtype, record)
     ]
     found += [
         part
         for numbers in Numbers
         for capability in WHOLE
-        for part in measure_products(numbers, capability)
+        for part in measure_products(numbers, capability, record)
     ]
-    found += [part for capability in WHOLE for part in measure_float_products(capability)]
+    found += [part for capability in WHOLE for part in measure_float_products(capability, record)]
     found += [
         part
         for capability in WHOLE
         if capability >= _FP8_CAPABILITY
-        for part in measure_fp8_products(capability)
+        for part in measure_fp8_products(capability, record)
     ]
     for model, cache_dtype, dtype in _AT_89:
-        found += measure_attention(model, 89, cache_dtype, dtype)
+        found += measure_attention(model, 89, cache_dtype, dtype, record)
+    if arguments.record:
+        record.write(PATH)
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))
+        sys.stdout.write(f"compiled: {len(record.compiled)}\n")
         return
     if arguments.largest:
         sys.stdout.write("\n".join(largest(found)) + "\n")

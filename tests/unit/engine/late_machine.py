@@ -6,7 +6,6 @@ device each get on when they like. Rules draw all that they need from a ``Random
 one that it can shrink, :meth:`DeviceMachine.walk` one of a seed, in a third of the time.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,9 +32,10 @@ from tests.unit.engine.late_device import (
     ModelThread,
     NoRunner,
 )
+from tests.unit.engine.stepped_loop import SteppedLoop
 
 BLOCK_SIZE, MAX_LEN = 2, 16
-_TURNS = 8  # of the event loop, until nothing is left to do
+_TURNS = 10  # of the event loop, until nothing is left to do
 _MAX_FAULTS = 2  # of one run: more in a row end an engine
 _NUM_STEPS = 40  # of a walk
 RANDOMS = st.randoms(note_method_calls=True, use_true_random=False)
@@ -93,7 +93,7 @@ class DeviceMachine(RuleBasedStateMachine):
         )
         self.engine.subscribe(self.on_step)
         self.is_cut_short = rng.choice([False, True])  # the loop is cancelled while there is work
-        self.loop = asyncio.new_event_loop()
+        self.loop = SteppedLoop()
         self.running = self.loop.create_task(self.engine.run())
         self.clients: dict[Sequence, Client] = {}  # not yet released
         self.quarantined: set[int] = set()
@@ -121,18 +121,18 @@ class DeviceMachine(RuleBasedStateMachine):
             machine.unwind()
             raise
 
-    def turn(self, num_turns: int) -> None:
-        """Let the event loop do so much."""
-        self.turn_cancelled(num_turns)
+    def turn(self, num_turns: int) -> bool:
+        """Let the event loop do so much; whether there was anything to do."""
+        has_done = self.loop.run_rounds(num_turns)
         if self.running.done():
             self.running.result()
+        return has_done
 
     def turn_or_not(self, rng: Random) -> None:
-        self.turn(rng.choice([0, 1, _TURNS, _TURNS]))
+        self.turn(rng.choice([0, 3, _TURNS, _TURNS]))
 
-    def turn_cancelled(self, num_turns: int = _TURNS) -> None:
-        if num_turns:
-            self.loop.run_until_complete(_give_way(num_turns))
+    def turn_cancelled(self) -> None:
+        self.loop.run_rounds(_TURNS)
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         """What clients get is right, and what readers are offered is in the device's memory."""
@@ -301,16 +301,24 @@ class DeviceMachine(RuleBasedStateMachine):
     @rule(rng=RANDOMS)
     def get_on(self, rng: Random) -> None:
         """Whoever can, one after another."""
+        gets_on = (self.device_gets_on, self.thread_gets_on, self.loop_gets_on)
         for who in rng.randbytes(16):
-            if who % 3 == 0 and self.device.asked:
-                self.device.asked.popleft()()
-            elif who % 3 == 1 and self.thread.jobs:
-                self.thread_gets_on()
-            elif who % 3 == 2:
-                self.turn(2)
-            self.nobody_has_what_the_device_has()
+            if gets_on[who % 3]():
+                self.nobody_has_what_the_device_has()
 
-    def thread_gets_on(self) -> None:
+    def device_gets_on(self) -> bool:
+        """Whether it had anything to do; here and below."""
+        if not self.device.asked:
+            return False
+        self.device.asked.popleft()()
+        return True
+
+    def loop_gets_on(self) -> bool:
+        return self.turn(4)
+
+    def thread_gets_on(self) -> bool:
+        if not self.thread.jobs:
+            return False
         num_before = len(self.device.plans)
         self.thread.get_on()
         plans = self.device.plans
@@ -318,6 +326,7 @@ class DeviceMachine(RuleBasedStateMachine):
             assert len(plans) <= MAX_STEPS_IN_FLIGHT
             self.met["two in flight"] += len(plans) > 1
             self.met["followed"] += any(chunk.follows is not None for chunk in plans[-1].chunks)
+        return True
 
     @invariant()
     def nobody_has_what_the_device_has(self) -> None:
@@ -380,7 +389,7 @@ class DeviceMachine(RuleBasedStateMachine):
             self.get_done(lambda: self.turn(_TURNS))
         raise AssertionError(NO_END)
 
-    def get_done(self, turn: Callable[[], None]) -> None:
+    def get_done(self, turn: Callable[[], object]) -> None:
         """All that the thread and the device were asked for."""
         while self.device.asked or self.thread.jobs:
             while self.device.asked:
@@ -396,11 +405,6 @@ class AheadMachine(DeviceMachine):
     model_thread = LaunchingThread
     launches = True
     met: ClassVar[Counter[str]] = Counter()
-
-
-async def _give_way(num_turns: int) -> None:
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
 
 
 def _always(machine: DeviceMachine) -> bool:

@@ -1,6 +1,6 @@
 """The invariants, as they are looked at in a whole cluster."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from diptych.engine.scheduling.block_pool import Owner
@@ -59,10 +59,14 @@ def check_healed(cluster: "Cluster") -> None:
 def _check_holders(worker: Worker) -> None:
     """Every holder of a block is a sequence that names it, and the other way round."""
     pool, watch = worker.pool, worker.setting.watch
-    held = defaultdict[int, Counter[Owner]](Counter)
+    held: dict[int, dict[Owner, int]] = {}
     for seq, owner in worker.scheduler.holders():
         for block_id in seq.block_table:
-            held[block_id][owner] += 1
+            owners = held.get(block_id)
+            if owners is None:
+                held[block_id] = {owner: 1}
+            else:
+                owners[owner] = owners.get(owner, 0) + 1
     for block_id, owners in held.items():
         if pool.holders(block_id) != owners:
             what = f"block {block_id} is held by {pool.holders(block_id)}, not {owners}"
@@ -70,7 +74,7 @@ def _check_holders(worker: Worker) -> None:
     counts = pool.counts()
     if sum(counts[1:]) != counts.total:
         watch.broken(Invariant.HOLDERS, f"the gauges do not sum up: {counts}")
-    quarantined = list(filter(pool.is_quarantined, range(pool.num_blocks)))
+    quarantined = pool.quarantined
     num_only_so = sum(block_id not in held for block_id in quarantined)
     if counts.total - counts.free - counts.cached != len(held) + num_only_so:
         watch.broken(Invariant.HOLDERS, f"sequences hold {len(held)} blocks of {counts}")
@@ -80,14 +84,13 @@ def _check_holders(worker: Worker) -> None:
 
 def _check_cached(worker: Worker, slots: dict[bytes, bytes]) -> None:
     """A cached block holds what its key says, in the groups of layers that it is said to hold."""
-    for block_id in range(worker.pool.num_blocks):
-        key = worker.pool.key_of(block_id)
-        if key is None:
-            continue
-        for group in range(worker.pool.num_groups_of(block_id)):
-            if worker.memory.slots(block_id, group) != slots.get(key):
-                what = f"block {block_id} holds something else"
-                worker.setting.watch.broken(Invariant.CACHED, what)
+    pool, blocks = worker.pool, worker.memory.blocks
+    for block_id, key in pool.cached.items():
+        in_each_group = slots.get(key)
+        num_groups = pool.num_groups_of(block_id)  # the first ones
+        if in_each_group is None or not blocks[block_id].startswith(in_each_group * num_groups):
+            what = f"block {block_id} holds something else"
+            worker.setting.watch.broken(Invariant.CACHED, what)
 
 
 def _check_writers(worker: Worker) -> None:

@@ -186,7 +186,10 @@ class Router:
 
     def _tell_cache(self, worker: Worker) -> None:
         cache, incarnation = self.policy.cache, worker.identity.incarnation
-        for change in worker.pool.cache_log.since(cache.seq(incarnation)):
+        seq = cache.seq(incarnation)
+        if seq == worker.pool.cache_log.seq:
+            return  # nothing has changed
+        for change in worker.pool.cache_log.since(seq):
             assert cache.told(incarnation, change)
 
     def _connect(self, worker: DecodeWorker) -> None:

@@ -22,22 +22,20 @@ def pool_mismatch(
     highest: dict[int, int] = {}
     for seq, owner in scheduler.holders():
         for block_id in seq.block_table:
-            highest[block_id] = max(highest.get(block_id, 0), owner)
+            if highest.get(block_id, -1) < owner:
+                highest[block_id] = owner
     highest.update(dict.fromkeys(quarantined, _QUARANTINED))
-    owned = list(highest.values())
-    found = {name: getattr(counts, name) for name in _CLASSES}
-    expected = {name: owned.count(place) for name, place in _CLASSES.items()}
+    expected = [0] * (_QUARANTINED + 1)
+    for place in highest.values():
+        expected[place] += 1
+    found = [counts.running, counts.reserved, counts.leased, counts.quarantined]
     if found != expected:
-        return f"the pool holds {_text(found)}; its owners hold {_text(expected)}"
+        return f"the pool holds {_named(found)}; its owners hold {_named(expected)}"
     return None
 
 
-_CLASSES = {
-    "running": int(Owner.RUNNING),
-    "reserved": int(Owner.RESERVED),
-    "leased": int(Owner.LEASED),
-    "quarantined": _QUARANTINED,
-}
+def _named(held: list[int]) -> str:
+    return _text(dict(zip(("running", "reserved", "leased", "quarantined"), held, strict=True)))
 
 
 def _text(numbers: dict[str, int]) -> str:

@@ -11,7 +11,7 @@ with two holders, is immutable: nobody writes into it.
 """
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diptych.block_hash import BlockKey
@@ -47,6 +47,7 @@ class BlockCounts(NamedTuple):
 _BITS = 20
 _MASK = (1 << _BITS) - 1
 _UNIT = tuple(1 << (_BITS * place) for place in range(len(Owner)))
+_UNITS = tuple(zip(Owner, _UNIT, strict=True))
 _QUARANTINE = 1 << (_BITS * len(Owner))
 
 
@@ -106,12 +107,23 @@ class BlockPool:
     def holders(self, block_id: int) -> dict[Owner, int]:
         """How many hold the block, by owner; the quarantine is none of them."""
         held = self._holders[block_id]
-        counts = {owner: held >> (_BITS * owner) & _MASK for owner in Owner}
-        return {owner: count for owner, count in counts.items() if count}
+        if not held:
+            return {}
+        return {owner: count for owner, unit in _UNITS if (count := held // unit & _MASK)}
 
     def is_quarantined(self, block_id: int) -> bool:
         """Whether a posted read may write it; for checks."""
         return self._holders[block_id] >= _QUARANTINE
+
+    @property
+    def quarantined(self) -> list[int]:
+        """Blocks that posted reads may write; for checks. O(blocks)."""
+        return [at for at, held in enumerate(self._holders) if held >= _QUARANTINE]
+
+    @property
+    def cached(self) -> Mapping[int, BlockKey]:
+        """Those with a key, and theirs; for checks. A view."""
+        return self._cache.keys
 
     def key_of(self, block_id: int) -> BlockKey | None:
         """The key under which it is cached, if it is."""

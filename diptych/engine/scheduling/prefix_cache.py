@@ -10,7 +10,7 @@ no more (:mod:`diptych.block_needs`): the rest is a hole, of any content.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from diptych.block_hash import BlockKey
 from diptych.block_needs import BlockNeeds
@@ -40,6 +40,11 @@ class PrefixCache:
     @property
     def num_idle_blocks(self) -> int:
         return len(self._idle)
+
+    @property
+    def keys(self) -> Mapping[int, BlockKey]:
+        """Of all cached blocks. A view."""
+        return self._key_of
 
     def key_of(self, block_id: int) -> BlockKey | None:
         """The key of a cached block."""

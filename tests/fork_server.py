@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -102,8 +102,8 @@ class ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether ``python -m`` would be given the same environment now."""
-        return dict(os.environ) | _NOT_PASSED == self._environment | _NOT_PASSED
+        """Whether ``python -m`` would be given the same environment now, but for what is moot."""
+        return _telling(os.environ) == _telling(self._environment)
 
     def start(self, module: str, args: list[str], log: BinaryIO) -> Forked:
         """Fork once, as ``module``; standard output and error go to ``log``."""
@@ -119,7 +119,10 @@ class ForkServer:
         self._server.wait()
 
 
-_NOT_PASSED = {"PYTEST_CURRENT_TEST": ""}  # changes with every test, and says nothing to a role
+# What changes while tests run, and says nothing to a role: which test runs; where torch would cache
+# what it compiles, once a test has loaded its compiler; what an agent within a test's process told
+# UCX, which a worker tells its own agent itself.
+_MOOT = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "UCX_", "NIXL_LOG_LEVEL")
 _KERNELS = "diptych.engine.backends.cpu.kernels"
 # What a worker imports of them when it loads a model of float32.
 _USED_LOOPS = (
@@ -147,6 +150,10 @@ def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
         return server.start(module, args, log)
     command = [sys.executable, "-m", module, "--stop-with-stdin", *args]
     return subprocess.Popen(command, stdin=lifeline(), stdout=log, stderr=log)
+
+
+def _telling(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_MOOT)}
 
 
 @cache

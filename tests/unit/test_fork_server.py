@@ -114,6 +114,18 @@ def test_who_breaks_off_a_start_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not psutil.wait_procs(children, timeout=60)[1]
 
 
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "UCX_TLS"])
+def test_what_libraries_note_in_the_environment_is_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """They do once for a whole test run, and every later process would be started anew."""
+    start(tmp_path, ["--help"]).wait(60)
+    monkeypatch.setenv(name, "anything")
+    started = start(tmp_path, ["--help"])
+    assert isinstance(started, Forked)
+    assert started.wait(60) == 0
+
+
 def test_another_environment_is_a_process_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

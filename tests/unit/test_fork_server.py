@@ -86,10 +86,9 @@ os._exit(0)
 
 def test_nor_does_what_is_not_forked(tmp_path: Path) -> None:
     """The run was killed, and nobody ends what it has started."""
-    database = f"sqlite:///{tmp_path / 'batch.sqlite'}"
     command = [sys.executable, "-c", _DIES, str(tmp_path / "log"), str(tmp_path / "ports")]
-    flags = ["--listen", "127.0.0.1:0", "--http-port", "0", "--database", database]
-    run = subprocess.run([*command, "batch_server", *flags], stdout=subprocess.PIPE, timeout=60)
+    role = ["tests.integration.example_role", "--listen", "127.0.0.1:0"]
+    run = subprocess.run([*command, *role], stdout=subprocess.PIPE, timeout=60)
     pid = int(run.stdout)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(60)

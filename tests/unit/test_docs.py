@@ -1,6 +1,7 @@
 """What the documentation names exists: files it links to, settings, metrics, make targets."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,17 @@ FOLDERS = (*PACKAGES, "tests", "examples", "proto", "docs", "deploy")
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
 
 
+BY_NAME = defaultdict[str, list[Path]](list)
+for _path in PATHS:
+    BY_NAME[_path.name].append(_path)
+
+
 def ends_in(named: str) -> list[Path]:
     """The files or folders (ending in a slash) whose path ends so, whole parts only."""
     parts = tuple(named.strip("/").split("/"))
     return [
         path
-        for path in PATHS
+        for path in BY_NAME[parts[-1]]
         if path.relative_to(ROOT).parts[-len(parts) :] == parts
         and path.is_dir() == named.endswith("/")
     ]

@@ -24,6 +24,7 @@ class Paced(NamedTuple):
     num_more: int  # tokens that it is expected to draw; one at the least
     owner: str = ""  # whose it is: its router's incarnation; empty: the worker does not say
     sequence_id: int = 0
+    share: float = 1.0  # how likely it goes on so; a worker tells of one way
 
     @classmethod
     def expected(
@@ -36,7 +37,7 @@ class Paced(NamedTuple):
         sequence_id: int = 0,
     ) -> "Paced":
         """So many tokens are to come; less than 1: nobody knows, or it outlived that."""
-        num_more = max(num_to_come, 1 + num_drawn // _OUTLIVING)
+        num_more = max(num_to_come, num_outliving(num_drawn))
         return cls(tpot_s, decoding_s, num_drawn, num_more, owner, sequence_id)
 
     def left_s(self, tpot_s: float) -> float:
@@ -46,6 +47,14 @@ class Paced(NamedTuple):
     def spare_s(self, token_s: float) -> float:
         """That it can lose, if each token that is to come takes so long."""
         return self.left_s(self.tpot_s) - self.num_more * token_s
+
+
+_TOLD: Final = Paced._fields[:-1]
+
+
+def num_outliving(num_drawn: int) -> int:
+    """Tokens that one draws yet that has drawn as many as were expected, or more."""
+    return 1 + num_drawn // _OUTLIVING
 
 
 def tightest(paced: Iterable[Paced], token_s: float) -> list[Paced]:
@@ -62,13 +71,15 @@ def tightest(paced: Iterable[Paced], token_s: float) -> list[Paced]:
 
 def to_proto(paced: Iterable[Paced]) -> list[worker_pb2.PacedSequence]:
     """For Watch."""
-    return [worker_pb2.PacedSequence(**each._asdict()) for each in paced]
+    return [
+        worker_pb2.PacedSequence(**{name: getattr(each, name) for name in _TOLD}) for each in paced
+    ]
 
 
 def from_proto(told: Iterable[worker_pb2.PacedSequence]) -> tuple[Paced, ...]:
     """What a worker says; without those that cannot be."""
     paced = (
-        Paced(*(getattr(each, name) for name in Paced._fields))
+        Paced(*(getattr(each, name) for name in _TOLD))
         for each, _ in zip(told, range(MOST_TOLD), strict=False)
     )
     return tuple(each for each in paced if _can_be(each))

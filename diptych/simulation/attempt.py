@@ -17,6 +17,7 @@ from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.router import Seat, SimulatedRouter
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
+from router.placement.answer_length import AnswerLength
 from router.placement.claim import payer_of
 from router.placement.fair_queue import DEFAULT_WEIGHTS
 from router.placement.promises import Promise
@@ -41,10 +42,16 @@ class Request(NamedTuple):
     block_keys: tuple[bytes, ...]  # of the prompt's whole blocks
     objectives: Objectives = NO_OBJECTIVES
     may_refuse: bool = False  # rather than serve it when its objectives look lost
+    is_cut_off: bool = False  # its answer, or else it ends by itself
     request_class: RequestClass = RequestClass.STANDARD
     tenant: str = ""
     yields: bool = False  # leaves workers' room to others, as it was placed
-    num_expected_tokens: int = 0  # of its answer, as the router had it when it was placed
+    answer: AnswerLength | None = None  # as the router had it when it was placed
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Of its answer; 0: not known."""
+        return 0 if self.answer is None else self.answer.num_tokens
 
     @property
     def payer(self) -> bytes:
@@ -128,7 +135,8 @@ class Attempt:
         self._router = router
         self._agenda = router.agenda
         self._request = request
-        self._promise = Promise(request.objectives.tpot_s, request.num_expected_tokens)
+        answer, tpot_s = request.answer, request.objectives.tpot_s
+        self._promise = Promise(tpot_s, request.num_expected_tokens, answer)
         self._owner = owner
         self._is_open = True
         self._is_proven = False

@@ -15,6 +15,7 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
+from router.placement.answer_length import AnswerLength
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
 from router.placement.spare import BATCH_SPARE_ONLY_S, seen_by, will_yield
@@ -145,8 +146,12 @@ class Journey:
             request.due_s, self._first_s, self._agenda.now_s, request.num_output_tokens
         )
         if request.num_output_tokens > 1:
-            learn = self._router.lengths.learn
-            learn(request.request_class, request.tenant, request.num_output_tokens)
+            self._router.lengths.learn(
+                request.request_class,
+                request.tenant,
+                request.num_output_tokens,
+                is_cut=request.is_cut_off,
+            )
         self._end("")
 
     def _is_lost(self, wait_s: float) -> bool:
@@ -180,7 +185,7 @@ class Journey:
         return Query(
             num_tokens=len(request.prompt_ids),
             num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
-            num_output_tokens=self._num_expected(),
+            num_output_tokens=self._answer().num_tokens,
             block_keys=request.block_keys,
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
@@ -192,11 +197,11 @@ class Journey:
             now_s=self._agenda.now_s,
         )
 
-    def _num_expected(self) -> int:
-        """Tokens of its answer, as the router learned from others'."""
+    def _answer(self) -> AnswerLength:
+        """As the router learned from others'."""
         request, lengths = self.request, self._router.lengths
         at_most = request.num_output_tokens
-        return lengths.expected(request.request_class, request.tenant, at_most)
+        return lengths.to_come(request.request_class, request.tenant, at_most)
 
     def _takes_spare_only(self) -> bool:
         """As the router's placing."""
@@ -206,7 +211,7 @@ class Journey:
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)
-        self.request = self.request._replace(num_expected_tokens=self._num_expected())
+        self.request = self.request._replace(answer=self._answer())
         self._foretold = None
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._foretold = placement.forecast, self._agenda.now_s

@@ -36,6 +36,7 @@ class Placing(NamedTuple):
     is_guarded: bool = True  # as the router's predicted is
     may_refuse: bool = False  # requests whose objectives it foretells to be missed
     but_never: frozenset[int] = frozenset()  # of those that come, in order
+    cuts_off: bool = False  # answers: each request allows as many tokens as its answer has
 
     def policy(self, seed: int, router: int = 0) -> Policy:
         """The router's own, of that number."""
@@ -157,6 +158,7 @@ class Simulation:
         request = self._request(router, shape)._replace(
             objectives=placing.objectives,
             may_refuse=placing.may_refuse and place not in placing.but_never,
+            is_cut_off=placing.cuts_off,
         )
         journey = Journey(router, request, self._ended)
         self.journeys.append(journey)

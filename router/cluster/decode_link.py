@@ -11,6 +11,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from router.cluster import wrong_forms
 from router.cluster.watch import WorkerWatch
+from router.placement.answer_length import AnswerLength
 from router.placement.local_prompts import LocalPrompts
 from router.placement.own_sequences import OwnSequences, Shares
 from router.placement.promises import OwnPromises, Promise
@@ -77,15 +78,23 @@ class DecodeLink:
         """Whose those are."""
         return self._sequences.shares()
 
-    def reserve(self, command: decode_pb2.Reserve, listener: ReservationListener) -> bool:
-        """Send a Reserve; ``listener`` hears of the sequence until its Ended. False: no stream."""
+    def reserve(
+        self,
+        command: decode_pb2.Reserve,
+        listener: ReservationListener,
+        answer: AnswerLength | None = None,
+    ) -> bool:
+        """Send a Reserve; ``listener`` hears of the sequence until its Ended. False: no stream.
+
+        ``answer``: how long what is to come may become; None: it is not known.
+        """
         if self.worker is None:
             return False
         self._listeners[command.sequence_id] = listener
         is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
         self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
         self._unheard.add(command.sequence_id)
-        self.promises.placed(command.sequence_id, _promise(command.spec))
+        self.promises.placed(command.sequence_id, _promise(command.spec, answer))
         if not command.to_pull:
             self.local_prompts.asked(command.sequence_id, len(command.spec.token_ids))
         self._send(decode_pb2.DecodeCommand(reserve=command))
@@ -235,9 +244,9 @@ def _progress(event: decode_pb2.DecodeEvent) -> common_pb2.EngineProgress | None
     return event.heartbeat.progress if event.HasField("heartbeat") else None
 
 
-def _promise(spec: common_pb2.SequenceSpec) -> Promise:
+def _promise(spec: common_pb2.SequenceSpec, answer: AnswerLength | None) -> Promise:
     num_emitted = len(spec.token_ids) - spec.num_prompt_tokens
-    return Promise(spec.tpot_s or None, max(0, spec.num_expected_tokens - num_emitted))
+    return Promise(spec.tpot_s or None, max(0, spec.num_expected_tokens - num_emitted), answer)
 
 
 def _heartbeat() -> decode_pb2.DecodeCommand:

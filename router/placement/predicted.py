@@ -35,7 +35,8 @@ from router.placement.types import (
 from router.placement.unreachable import too_late, too_slow
 
 _NUM_TOLD = 4  # candidates that a forecast names, the best
-_MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
+_MOST_MISSED = 0.3  # objectives because of one request, of those that may be refused
+_PROBABLY = 0.5
 
 
 class _Held(NamedTuple):
@@ -228,7 +229,7 @@ class Predicted:
 def _is_too_slow(view: DecodeView, query: Query) -> bool:
     """Whether its steps look so slow that it would probably miss the pace that is wanted."""
     tpot_s, pace = query.objectives.tpot_s, of_decode(view, query.num_tokens)
-    return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _MOST_MISSED
+    return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _PROBABLY
 
 
 def _lacks_prefill(snapshot: Snapshot) -> bool:

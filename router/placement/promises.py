@@ -1,10 +1,11 @@
 """What sequences of ours were promised on a worker that has not told of them yet. Pure."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from diptych.paced import Paced
+from router.placement.answer_length import AnswerLength
 
 
 class Promise(NamedTuple):
@@ -12,15 +13,16 @@ class Promise(NamedTuple):
 
     tpot_s: float | None = None  # None: nothing
     num_output_tokens: int = 0  # 0: nobody knows
+    answer: AnswerLength | None = None  # in more detail; None: it is not known
 
 
 class Promised(NamedTuple):
     """What several come to."""
 
     num_placed: int = 0
-    paced: tuple[tuple[float, int, int], ...] = ()
+    paced: tuple[tuple[float, int, float], ...] = ()
     """Of those with an objective for the time between tokens: that, s; their answers' length,
-    tokens (0: unknown); how many are so.
+    tokens (0: unknown); how many are so, half of one where another length is as likely.
     """
 
 
@@ -29,11 +31,14 @@ NOTHING_PROMISED: Final = Promised()
 
 def promised(promises: Iterable[Promise]) -> Promised:
     """All together. Lengths of one power of two are taken to be the least of it: there are few."""
-    num_placed, alike = 0, Counter[tuple[float, int]]()
-    for tpot_s, num_tokens in promises:
+    num_placed, alike = 0, defaultdict[tuple[float, int], float](float)
+    for tpot_s, num_output_tokens, answer in promises:
         num_placed += 1
-        if tpot_s is not None:
-            alike[tpot_s, num_tokens and 1 << (num_tokens.bit_length() - 1)] += 1
+        if tpot_s is None:
+            continue
+        lengths = (num_output_tokens,) if answer is None else answer.halves(0)
+        for num in lengths:
+            alike[tpot_s, num and 1 << (num.bit_length() - 1)] += 1.0 / len(lengths)
     return Promised(num_placed, tuple((*each, num) for each, num in alike.items()))
 
 
@@ -53,7 +58,7 @@ class OwnPromises:
         self._owner = owner
         self._untold: dict[int, Promise] = {}  # by sequence
         self._decoding: set[int] = set()  # of these, with a token from there
-        self._told: set[int] = set()  # that decoded when it told, and have not ended
+        self._told: dict[int, Promise] = {}  # that decoded when it told, and have not ended
         self._promised: Promised | None = NOTHING_PROMISED  # None: another than before
 
     def placed(self, sequence_id: int, promise: Promise) -> None:
@@ -71,8 +76,9 @@ class OwnPromises:
         self.num_ended = 0
         listed = (each.sequence_id for each in tightest if each.owner == self._owner)
         for sequence_id in [*self._decoding, *listed]:
-            if self._untold.pop(sequence_id, None) is not None:
-                self._told.add(sequence_id)
+            promise = self._untold.pop(sequence_id, None)
+            if promise is not None:
+                self._told[sequence_id] = promise
                 self._promised = None
         self._decoding.clear()
 
@@ -80,8 +86,7 @@ class OwnPromises:
         """It is there no more. Idempotent."""
         if self._untold.pop(sequence_id, None) is not None:
             self._promised = None
-        elif sequence_id in self._told:
-            self._told.remove(sequence_id)
+        elif self._told.pop(sequence_id, None) is not None:
             self.num_ended += 1
         self._decoding.discard(sequence_id)
 
@@ -93,10 +98,18 @@ class OwnPromises:
         self.num_ended, self._promised = 0, NOTHING_PROMISED
 
     def still_there(self, tightest: Iterable[Paced]) -> tuple[Paced, ...]:
-        """Of those that the worker told of, without ours that have ended since."""
-        return tuple(
-            each for each in tightest if each.owner != self._owner or each.sequence_id in self._told
-        )
+        """Those that the worker told of, without ours that have ended since; of ours, the ways in
+        which they may go on.
+        """
+        return tuple(way for each in tightest for way in self._ways(each))
+
+    def _ways(self, paced: Paced) -> tuple[Paced, ...]:
+        if paced.owner != self._owner:
+            return (paced,)
+        promise = self._told.get(paced.sequence_id)
+        if promise is None:
+            return ()
+        return (paced,) if promise.answer is None else promise.answer.ways(paced)
 
     @property
     def promised(self) -> Promised:

@@ -20,7 +20,7 @@ from router.placement.types import DecodeView
 
 
 class _One(NamedTuple):
-    """A sequence, and how it stands before anything comes."""
+    """A sequence, a way in which it may go on, and how it stands before anything comes."""
 
     paced: Paced
     left_s: float  # for its tokens, but for what it loses to prompts that are there
@@ -59,12 +59,11 @@ class ToldPaces(NamedTuple):
                 continue
             missed = self._missed(num_more, one.left_s, num_output_tokens)
             more = max(0.0, missed - one.missed)
-            total += more
+            total += one.paced.share * more
             if tpot_s is not None:
                 is_tighter = one.paced.tpot_s < tpot_s
-                barring += (
-                    self._missing_that(one, tpot_s, num_output_tokens) if is_tighter else more
-                )
+                more = self._missing_that(one, tpot_s, num_output_tokens) if is_tighter else more
+                barring += one.paced.share * more
         return MoreMissed(total, barring)
 
     def _missing_that(self, one: _One, tpot_s: float, num_output_tokens: int) -> float:

@@ -170,6 +170,7 @@ class Dispatch:
 
     def _whole(self, query: Query) -> Query:
         """With what its machine does not know."""
+        num_prompt = len(self._request.shape.prompt_ids)
         return replace(
             query,
             block_keys=self._prompt_keys(),
@@ -178,7 +179,7 @@ class Dispatch:
             payer=self._request.claim.payer,
             is_batch=self._request.claim.is_batch,
             objectives=self._terms.objectives(),
-            num_output_tokens=self._terms.num_expected(query.num_max_tokens - query.num_tokens),
+            num_output_tokens=self._terms.num_expected(query.num_tokens - num_prompt),
             now_s=time.monotonic(),
         )
 
@@ -284,7 +285,8 @@ class Dispatch:
             trace_context=tracing.inject_map(self._observer.decode_asked(action.worker)),
             to_pull=action.to_pull,
         )
-        if link is None or not link.reserve(reserve, listener):
+        answer = self._terms.to_come(action.num_emitted)
+        if link is None or not link.reserve(reserve, listener, answer):
             return False
         self._reservations[action.sequence_id] = _Reservation(link, action.worker)
         self._asked_half(action.worker)
@@ -418,10 +420,6 @@ class Dispatch:
         self._services.policy.cache.expect(worker.incarnation, self._keys)
         return True
 
-    def _num_expected(self, num_emitted: int) -> int:
-        """Tokens that are still to come."""
-        return self._terms.num_expected(self._request.shape.max_tokens - num_emitted)
-
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids, claim = self._request.shape.prompt_ids, self._request.claim
         due_in_s = None if emitted else self._terms.objectives().ttft_s
@@ -435,6 +433,6 @@ class Dispatch:
             tier=claim.request_class.tier,
             tier_weight=self._services.config.classes.weight_of[claim.request_class],
             tpot_s=min(claim.tpot_s or 0.0, _MOST_S),
-            num_expected_tokens=len(emitted) + self._num_expected(len(emitted)),
+            num_expected_tokens=len(emitted) + self._terms.num_expected(len(emitted)),
             due_in_s=None if due_in_s is None else min(max(due_in_s, -_MOST_S), _MOST_S),
         )

@@ -378,7 +378,7 @@ class Session:
                 self._services.room.pump_soon()
             case actions.Finish():
                 self._finish_reason = FinishReason(action.reason)
-                self._terms.finished(self.usage)
+                self._terms.finished(self.usage, self._finish_reason)
                 moments = self._answer.moments
                 last_s = moments.last_token_s or 0.0
                 if self._is_first:

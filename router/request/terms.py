@@ -3,7 +3,9 @@
 import math
 import time
 
+from diptych.finish_reason import FinishReason
 from router.generation.answer import Usage
+from router.placement.answer_length import AnswerLength
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.types import Objectives, Seen
@@ -35,7 +37,7 @@ class Terms:
         return Turn(
             claim.request_class,
             claim.tenant,
-            self._rates.cost_s(num_prompt, self.num_expected(shape.max_tokens)),
+            self._rates.cost_s(num_prompt, self.num_expected()),
             due_s,
             latest_start_s,
             self._rates.cost_s(num_prompt, 0),
@@ -47,11 +49,14 @@ class Terms:
         num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
         return self._rates.cost_s(num_computed, max(0, usage.num_new_tokens))
 
-    def finished(self, usage: Usage) -> None:
+    def finished(self, usage: Usage, reason: FinishReason) -> None:
         """Its answer is whole: others' may be as long."""
-        claim = self._request.claim
+        claim, num_tokens = self._request.claim, usage.num_output_tokens
         if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
-            self._services.lengths.learn(claim.request_class, claim.tenant, usage.num_output_tokens)
+            is_cut = reason is FinishReason.LENGTH
+            self._services.lengths.learn(
+                claim.request_class, claim.tenant, num_tokens, is_cut=is_cut
+            )
 
     def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
         """Its answer is whole, with tokens at these moments; or, without any, it failed."""
@@ -67,10 +72,16 @@ class Terms:
         )
         self._services.policy.ended_as(seen)
 
-    def num_expected(self, at_most: int) -> int:
+    def num_expected(self, num_emitted: int = 0) -> int:
         """Tokens that are still to come."""
-        claim = self._request.claim
-        return self._services.lengths.expected(claim.request_class, claim.tenant, at_most)
+        return self.to_come(num_emitted).num_tokens
+
+    def to_come(self, num_emitted: int) -> AnswerLength:
+        """How long the rest of its answer may be."""
+        claim, at_most = self._request.claim, self._request.shape.max_tokens
+        return self._services.lengths.to_come(
+            claim.request_class, claim.tenant, at_most, num_emitted
+        )
 
     def objectives(self) -> Objectives:
         """What is left of what it wants, now that it has waited."""

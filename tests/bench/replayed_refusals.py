@@ -109,6 +109,7 @@ class Bench(NamedTuple):
             config.local_prefill_below_tokens,
             may_refuse=True,
             but_never=but_never,
+            cuts_off=True,
         )
         setup = Setup(
             config.splits[0],

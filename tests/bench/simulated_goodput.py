@@ -70,7 +70,8 @@ class Run(NamedTuple):
         decode = limits
         if self.kind == APART:
             decode = limits._replace(max_batched_tokens=_DECODE_BUDGET, local_prefill=False)
-        placing = Placing(self.placement, local_below_tokens=0 if self.kind == APART else 64)
+        below = 0 if self.kind == APART else 64
+        placing = Placing(self.placement, local_below_tokens=below, cuts_off=True)
         if self.placement == PREDICTED:
             ttft, tpot = map(float, self.wanted.split("x"))
             wanted = Objectives(ttft * unit.ttft_s, tpot * unit.tpot_s)

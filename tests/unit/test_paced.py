@@ -23,6 +23,12 @@ def test_who_draws_more_than_was_expected_draws_a_fourth_more(num_expected: int)
     assert Paced.expected(0.02, 0.9, 40, num_expected).num_more == 11
 
 
+def test_how_likely_it_goes_on_so_is_not_told() -> None:
+    one = Paced(0.02, 0.5, 10, 20, "r1", 4, share=0.5)
+    (told,) = to_proto([one])
+    assert from_proto([told]) == (one._replace(share=1.0),)
+
+
 def test_of_many_those_are_told_that_can_lose_the_least_and_keep_their_pace() -> None:
     """A prompt takes so many seconds of each: a long answer has less for each token, and more."""
     short = [Paced(0.02, 0.1 * i, 100, 100) for i in range(18)]  # the later, the less is left

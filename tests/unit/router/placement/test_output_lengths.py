@@ -57,3 +57,58 @@ def test_tenants_are_bounded() -> None:
     for number in range(2 * MAX_HISTOGRAMS):
         lengths.learn(STANDARD, f"t{number}", 7)
     assert len(lengths._of_tenants) == MAX_HISTOGRAMS
+
+
+def test_what_was_cut_off_says_only_that_it_would_have_been_longer() -> None:
+    """Of those that may have more than five, half have ten and half have a thousand."""
+    lengths = OutputLengths()
+    for _ in range(100):
+        lengths.learn(STANDARD, "a", 10)
+        lengths.learn(STANDARD, "a", 1000)
+        for _ in range(4):
+            lengths.learn(STANDARD, "a", 5, is_cut=True)
+    assert lengths.expected(STANDARD, "a", 10_000) == pytest.approx(505, rel=0.02)
+    assert lengths.expected(STANDARD, "a", 5) == 5
+
+
+@pytest.mark.parametrize(("num_tokens", "at_most"), [(5, 100), (300, 300), (90, 90)])
+def test_where_all_were_cut_off_one_has_what_it_may_have(num_tokens: int, at_most: int) -> None:
+    """Within what one has of which nothing is known, or as many as were seen."""
+    lengths = OutputLengths()
+    for _ in range(20):
+        lengths.learn(STANDARD, "a", num_tokens, is_cut=True)
+    assert lengths.expected(STANDARD, "a", at_most) == at_most
+    assert lengths.expected(STANDARD, "a", 10_000) == max(num_tokens, UNKNOWN_TOKENS)
+
+
+def test_some_end_where_others_are_cut_off() -> None:
+    """Of three in four that are cut at 20 a third has 80: so has a third of all that end later."""
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.learn(STANDARD, "a", 10)
+        lengths.learn(STANDARD, "a", 20, is_cut=True)
+        lengths.learn(STANDARD, "a", 20, is_cut=True)
+        lengths.learn(STANDARD, "a", 80)
+    assert lengths.expected(STANDARD, "a", 10_000) == pytest.approx(0.25 * 10 + 0.75 * 80, rel=0.03)
+
+
+def test_who_has_outlived_the_short_ones_is_one_of_the_long_ones() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.learn(STANDARD, "a", 10)
+        lengths.learn(STANDARD, "a", 100)
+    assert lengths.expected(STANDARD, "a", 10_000, so_far=5) == pytest.approx(50, abs=1)
+    assert lengths.expected(STANDARD, "a", 10_000, so_far=40) == 60
+    assert lengths.expected(STANDARD, "a", 70, so_far=40) == 30
+    assert lengths.expected(STANDARD, "a", 10_000, so_far=400) == 101, "a fourth of what it has"
+    assert lengths.expected(STANDARD, "a", 400, so_far=400) == 1
+    assert lengths.expected(STANDARD, "new", 50, so_far=40) == 10
+
+
+def test_who_asks_again_and_again_takes_no_memory() -> None:
+    lengths = OutputLengths()
+    for _ in range(10):
+        lengths.learn(STANDARD, "a", 100)
+    for at_most in range(1, 1000):
+        assert lengths.expected(STANDARD, "a", at_most) == min(at_most, 100)
+    assert len(lengths._of_tenants[STANDARD, "a"]._asked) <= 64

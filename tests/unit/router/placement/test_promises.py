@@ -3,6 +3,7 @@
 import pytest
 
 from diptych.paced import Paced
+from router.placement.answer_length import AnswerLength, Likely
 from router.placement.promises import (
     NOTHING_PROMISED,
     OwnPromises,
@@ -88,3 +89,15 @@ def test_with_the_stream_all_are_over() -> None:
     assert own.num_ended == 0, "who told so may be gone"
     assert own.promised == NOTHING_PROMISED
     assert own.still_there([told_of(1)]) == ()
+
+
+def test_of_ours_each_length_that_is_as_likely_is_a_way_to_go_on() -> None:
+    answer = AnswerLength([Likely(15, 0.5), Likely(90, 0.5)])
+    own = OwnPromises("r1")
+    own.placed(1, Promise(0.02, 52, answer))
+    assert own.promised == Promised(1, ((0.02, 8, 0.5), (0.02, 64, 0.5)))
+    own.told([told_of(1)])
+    first, second = own.still_there([told_of(1)])
+    assert (first.num_more, first.share) == (4, 0.5)
+    assert (second.num_more, second.share) == (79, 0.5)
+    assert own.still_there([told_of(1, "r2")]) == (told_of(1, "r2"),)

@@ -12,6 +12,7 @@ from diptych.errors import (
 from diptych.request_class import RequestClass
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
+from router.placement.answer_length import AnswerLength
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.fair_queue import Turn
@@ -61,7 +62,7 @@ async def test_a_worker_is_told_whether_there_will_be_a_lease_to_pull_from(
 ) -> None:
     asked: list[decode_pb2.Reserve] = []
 
-    def note(command: decode_pb2.Reserve, listener: object) -> bool:
+    def note(command: decode_pb2.Reserve, listener: object, answer: AnswerLength) -> bool:
         asked.append(command)
         return True
 
@@ -265,7 +266,7 @@ async def test_workers_are_told_what_is_promised(
 ) -> None:
     told: list[common_pb2.SequenceSpec] = []
 
-    def note(command: decode_pb2.Reserve, listener: object) -> bool:
+    def note(command: decode_pb2.Reserve, listener: object, answer: AnswerLength) -> bool:
         told.append(command.spec)
         return True
 

@@ -6,6 +6,7 @@ import pytest
 
 from diptych.request_class import RequestClass
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
+from router.placement.answer_length import AnswerLength
 from router.placement.claim import Claim, payer_of
 from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
@@ -45,7 +46,7 @@ async def test_workers_are_told_of_a_batch_that_others_go_first(
 
         async def run(self) -> None: ...
 
-    def note(command: decode_pb2.Reserve, listener: object) -> bool:
+    def note(command: decode_pb2.Reserve, listener: object, answer: AnswerLength) -> bool:
         asked.append(command.spec)
         return True
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
 from router.config import RouterConfig
 from router.generation.answer import Usage
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
+from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.types import Objectives, Seen
 from router.request.terms import Terms
 from tests.unit.router.request.dispatch_world import (
@@ -53,10 +55,28 @@ async def test_a_request_waits_by_its_claim_and_what_it_is_expected_to_take(worl
         guess.cost_s(len(PROMPT), 0),
     )
     for _ in range(20):
-        alice.finished(usage(30))
+        alice.finished(usage(30), FinishReason.STOP)
     assert alice.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
-    terms(world, Claim(RequestClass.BATCH, "alice"), max_tokens=1).finished(usage(1))
+    one = terms(world, Claim(RequestClass.BATCH, "alice"), max_tokens=1)
+    one.finished(usage(1), FinishReason.STOP)
     assert alice.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
+
+
+async def test_an_answer_that_was_cut_off_says_only_that_it_would_have_been_longer(
+    world: World,
+) -> None:
+    cut, free = (
+        terms(world, Claim(RequestClass.STANDARD, "alice"), max_tokens) for max_tokens in (20, 500)
+    )
+    for _ in range(20):
+        cut.finished(usage(20), FinishReason.LENGTH)
+    assert cut.num_expected() == 20
+    assert free.num_expected() == UNKNOWN_TOKENS
+    for _ in range(20):
+        free.finished(usage(60), FinishReason.STOP)
+    assert free.num_expected() == 60
+    assert free.num_expected(num_emitted=50) == 10
+    assert free.to_come(50).halves(0) == (10,)
 
 
 async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World) -> None:

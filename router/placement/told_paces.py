@@ -74,7 +74,8 @@ class ToldPaces(NamedTuple):
 
     def _missed(self, num_more: int, left_s: float, num_output_tokens: int) -> float:
         """How likely so many tokens take longer than what is left."""
-        theirs = self.before.towards(self.after, min(1.0, num_output_tokens / num_more))
+        part = num_output_tokens / num_more
+        theirs = self.after if part >= 1.0 else self.before.towards(self.after, part)
         return theirs.miss_ratio((left_s - self.stalled_s) / num_more)
 
 

@@ -103,6 +103,7 @@ def cluster_of(
         worker_flags={
             "max-model-len": str(MAX_LEN),
             "max-batched-tokens": str(CHUNK),
+            "max-num-seqs": str(IN_FLIGHT),  # a start tries steps of so many, which takes seconds
             **PATIENT,
             "transfer.agent-answer-s": "120",
             **(flags or {}),

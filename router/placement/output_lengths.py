@@ -93,7 +93,8 @@ class _Histogram:
         for whole, cut in zip(self._whole, self._cut, strict=True):
             if whole.weight:
                 share = left * min(1.0, whole.weight / num_as_long)
-                found.append(Likely(whole.length, share))
+                if share >= _NOTHING:
+                    found.append(Likely(whole.length, share))
                 left -= share
             if cut.weight:
                 longest = cut.length

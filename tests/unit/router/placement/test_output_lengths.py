@@ -112,3 +112,14 @@ def test_who_asks_again_and_again_takes_no_memory() -> None:
     for at_most in range(1, 1000):
         assert lengths.expected(STANDARD, "a", at_most) == min(at_most, 100)
     assert len(lengths._of_tenants[STANDARD, "a"]._asked) <= 64
+
+
+def test_what_has_faded_away_is_no_length() -> None:
+    """One long answer, until its weight is the least number that there is."""
+    lengths = OutputLengths()
+    lengths.learn(STANDARD, "a", 9000)
+    for number in range(76_000):
+        lengths.learn(STANDARD, "a", 5000, is_cut=True)
+        if number % 50 == 0 and number > 5000:
+            assert lengths.expected(STANDARD, "a", 20_000, so_far=6000) == 1501, "outlived"
+    assert lengths.expected(STANDARD, "a", 20_000) == 5000

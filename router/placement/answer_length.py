@@ -16,7 +16,7 @@ class Likely(NamedTuple):
 class AnswerLength:
     """Of one answer, from some moment on. Immutable."""
 
-    __slots__ = ("_likely", "num_tokens")
+    __slots__ = ("_likely", "halves", "num_tokens")
 
     def __init__(self, likely: Iterable[Likely]) -> None:
         """Lengths in ascending order, one at the least."""
@@ -24,8 +24,10 @@ class AnswerLength:
         whole = sum(num_tokens * share for num_tokens, share in self._likely)
         self.num_tokens = max(1, round(whole / sum(share for _, share in self._likely)))
         """On average."""
+        self.halves = self.halves_after(0)
+        """See :meth:`halves_after`."""
 
-    def halves(self, num_drawn: int) -> tuple[int, ...]:
+    def halves_after(self, num_drawn: int) -> tuple[int, ...]:
         """Tokens that come after so many: the shorter half of such answers has the first on
         average, the longer one the second; one number where they are the same.
         """
@@ -43,8 +45,10 @@ class AnswerLength:
         return tuple(dict.fromkeys(found))
 
     def ways(self, paced: Paced) -> tuple[Paced, ...]:
-        """How such an answer may go on, of which its worker tells. Its first token is from here,
-        and is not among those that it has drawn since.
+        """How such an answer may go on, of which its worker tells.
+
+        Its first token is not among those that it has drawn since; and who lost its place begins
+        anew, but what is expected still is told without what it had before.
         """
-        nums = self.halves(1 + paced.num_drawn)
+        nums = self.halves_after(max(1 + paced.num_drawn, self.num_tokens - paced.num_more))
         return tuple(paced._replace(num_more=num, share=1.0 / len(nums)) for num in nums)

@@ -18,8 +18,9 @@ MAX_HISTOGRAMS: Final = 1024  # beside one for each class; who was not seen for 
 
 _NUM_BUCKETS: Final = 24  # two for each doubling: up to 4096 tokens, and those above
 _FADING: Final = 0.99  # weight of the past against one more answer
-_MOST_ASKED: Final = 64  # that are remembered: those that wait ask again and again
+_MOST_ASKED: Final = 16  # that are remembered: those that wait ask again and again
 _LEAST_WEIGHT: Final = 4.0  # of answers, before a histogram is believed
+_LEAST_AT_RISK: Final = 0.5  # of answers: what fewer were as long says nothing
 _NOTHING: Final = 1e-9  # a share of this size is an error of rounding
 
 
@@ -63,6 +64,13 @@ class _Histogram:
         (self._cut if is_cut else self._whole)[_place_of(num_tokens)].add(num_tokens)
         self.weight = _FADING * self.weight + 1.0
 
+    def tells(self, at_most: int) -> bool:
+        """Whether some ended by themselves, or were cut off no sooner than this one will be."""
+        whole = sum(bucket.weight for bucket in self._whole)
+        return whole >= _LEAST_AT_RISK or any(
+            bucket.weight >= _LEAST_AT_RISK and bucket.length >= at_most for bucket in self._cut
+        )
+
     def to_come(self, at_most: int, so_far: int) -> AnswerLength:
         """Of answers that are longer than ``so_far``, which is less than ``at_most``, and are cut
         off there.
@@ -95,11 +103,12 @@ class _Histogram:
                 share = left * min(1.0, whole.weight / num_as_long)
                 if share >= _NOTHING:
                     found.append(Likely(whole.length, share))
+                    longest = whole.length
                 left -= share
             if cut.weight:
-                longest = cut.length
+                longest = max(longest, cut.length)
             num_as_long -= whole.weight + cut.weight
-            if left < _NOTHING or num_as_long < _NOTHING:
+            if left < _NOTHING or num_as_long < _LEAST_AT_RISK:
                 break
         if left >= _NOTHING:
             found.append(Likely(max(longest, UNKNOWN_TOKENS), left))
@@ -131,12 +140,12 @@ class OutputLengths:
     ) -> AnswerLength:
         """Of an answer that may have ``at_most`` tokens and has ``so_far``; one at the least."""
         at_most = max(at_most, so_far + 1)
-        for histogram in (
-            self._of_tenants.get((request_class, tenant)),
-            self._of_classes[request_class],
-        ):
-            if histogram is not None and histogram.weight >= _LEAST_WEIGHT:
-                return histogram.to_come(at_most, so_far)
+        tenants = self._of_tenants.get((request_class, tenant))
+        if tenants is not None and tenants.weight >= _LEAST_WEIGHT and tenants.tells(at_most):
+            return tenants.to_come(at_most, so_far)
+        classes = self._of_classes[request_class]
+        if classes.weight >= _LEAST_WEIGHT:
+            return classes.to_come(at_most, so_far)
         return AnswerLength([Likely(min(UNKNOWN_TOKENS, at_most - so_far), 1.0)])
 
     def expected(

@@ -35,8 +35,9 @@ from router.placement.types import (
 from router.placement.unreachable import too_late, too_slow
 
 _NUM_TOLD = 4  # candidates that a forecast names, the best
-_MOST_MISSED = 0.3  # objectives because of one request, of those that may be refused
-_PROBABLY = 0.5
+# Objectives because of one request that may be refused: its own and others', and others' alone.
+_MOST_MISSED = 0.5
+_MOST_OF_OTHERS = 0.3
 
 
 class _Held(NamedTuple):
@@ -92,7 +93,7 @@ class Predicted:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         is_probe = False
-        if query.may_refuse and best[0][1].num_barring > _MOST_MISSED:
+        if query.may_refuse and _is_barred(best[0][1]):
             overhead_s = self._overhead.expected_s
             tried = perhaps_in_time(weighed, query, snapshot, overhead_s)
             is_probe = not tried
@@ -229,7 +230,13 @@ class Predicted:
 def _is_too_slow(view: DecodeView, query: Query) -> bool:
     """Whether its steps look so slow that it would probably miss the pace that is wanted."""
     tpot_s, pace = query.objectives.tpot_s, of_decode(view, query.num_tokens)
-    return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _PROBABLY
+    return tpot_s is not None and pace is not None and pace.after.miss_ratio(tpot_s) > _MOST_MISSED
+
+
+def _is_barred(outlook: Outlook) -> bool:
+    """Whether more is lost by it than may be."""
+    num_others = outlook.num_barring - outlook.num_own_missed
+    return outlook.num_barring > _MOST_MISSED or num_others > _MOST_OF_OTHERS
 
 
 def _lacks_prefill(snapshot: Snapshot) -> bool:

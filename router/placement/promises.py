@@ -1,4 +1,4 @@
-"""What sequences of ours were promised on a worker that has not told of them yet. Pure."""
+"""What our sequences on a worker were promised, and how those may go on that it told of. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def promised(promises: Iterable[Promise]) -> Promised:
         num_placed += 1
         if tpot_s is None:
             continue
-        lengths = (num_output_tokens,) if answer is None else answer.halves(0)
+        lengths = (num_output_tokens,) if answer is None else answer.halves
         for num in lengths:
             alike[tpot_s, num and 1 << (num.bit_length() - 1)] += 1.0 / len(lengths)
     return Promised(num_placed, tuple((*each, num) for each, num in alike.items()))

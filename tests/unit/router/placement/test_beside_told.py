@@ -184,3 +184,12 @@ def test_whoever_decodes_without_a_pace_or_has_lost_it_is_told_of_too() -> None:
     assert chosen(view).num_missed == pytest.approx(0.0, abs=0.01)
     lost = told_as(worker(in_time()), paced=())
     assert chosen(lost).num_missed == pytest.approx(0.0, abs=0.01)
+
+
+def test_each_way_counts_by_how_likely_it_is() -> None:
+    """With 30 tokens to come one misses its pace by the prompt, and with a hundred it does not."""
+    ways = in_time()._replace(share=0.75), in_time(num_more=30)._replace(share=0.25)
+    view = dataclasses.replace(told_as(worker(*ways), work=StepWork(1, 500)), num_sequences=1)
+    outlook = chosen(view)
+    assert outlook.num_missed == pytest.approx(0.25, abs=0.01)
+    assert outlook.num_barring == pytest.approx(0.25, abs=0.01)

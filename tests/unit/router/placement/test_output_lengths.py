@@ -111,7 +111,7 @@ def test_who_asks_again_and_again_takes_no_memory() -> None:
         lengths.learn(STANDARD, "a", 100)
     for at_most in range(1, 1000):
         assert lengths.expected(STANDARD, "a", at_most) == min(at_most, 100)
-    assert len(lengths._of_tenants[STANDARD, "a"]._asked) <= 64
+    assert len(lengths._of_tenants[STANDARD, "a"]._asked) <= 16
 
 
 def test_what_has_faded_away_is_no_length() -> None:
@@ -123,3 +123,33 @@ def test_what_has_faded_away_is_no_length() -> None:
         if number % 50 == 0 and number > 5000:
             assert lengths.expected(STANDARD, "a", 20_000, so_far=6000) == 1501, "outlived"
     assert lengths.expected(STANDARD, "a", 20_000) == 5000
+
+
+@pytest.mark.parametrize(("num_whole", "num_cut"), [(190, 130), (130, 190), (20_000, 4096)])
+def test_what_nobody_saw_the_end_of_is_as_long_as_the_longest(num_whole: int, num_cut: int) -> None:
+    """Also of those of about one length."""
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.learn(STANDARD, "a", num_whole)
+        lengths.learn(STANDARD, "a", num_cut, is_cut=True)
+    shorter, *longer = lengths.to_come(STANDARD, "a", 50_000).halves
+    assert shorter == pytest.approx(num_whole, abs=2)
+    assert not longer or longer == [pytest.approx(max(num_whole, num_cut), abs=2)]
+
+
+def test_one_long_answer_is_soon_forgotten() -> None:
+    lengths = OutputLengths()
+    lengths.learn(STANDARD, "a", 4000)
+    for _ in range(100):
+        lengths.learn(STANDARD, "a", 100, is_cut=True)
+    assert lengths.expected(STANDARD, "a", 10_000) == UNKNOWN_TOKENS
+
+
+def test_a_tenant_whose_answers_were_all_cut_off_is_taken_for_one_of_its_class() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.learn(STANDARD, "others", 1000)
+    for _ in range(6):
+        lengths.learn(STANDARD, "a", 16, is_cut=True)
+    assert lengths.expected(STANDARD, "a", 10_000) == 1000
+    assert lengths.expected(STANDARD, "a", 16) == 16

@@ -9,6 +9,7 @@ import pytest
 from diptych.errors import (
     BlocksExhaustedError,
 )
+from diptych.paced import Paced
 from diptych.request_class import RequestClass
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
@@ -305,6 +306,27 @@ async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
     assert told() == promised([promise] * 2)
     request.close_all()
     assert told() == NOTHING_PROMISED
+
+
+async def test_placement_knows_how_long_an_answer_may_be_that_has_some_tokens_already(
+    world: World,
+) -> None:
+    """Half have ten tokens and half have 40; of one that has twelve 28 are to come."""
+    world.services = replace(world.services, policy=Local())
+    world.welcomes(DECODE)
+    for num_tokens in (10, 40) * 50:
+        world.services.lengths.learn(RequestClass.STANDARD, "", num_tokens)
+    request = made(world, Claim(tpot_s=0.04))
+    link = world.cluster.decode_link(DECODE)
+    assert link is not None
+    for sequence_id, num_emitted, ways in ((1, 0, [9, 39]), (2, 12, [27])):
+        reserve = actions.Reserve(DECODE, sequence_id, num_emitted, to_pull=False)
+        assert request.reserve(reserve, [5] * num_emitted, Deaf())
+        owner = world.services.incarnation
+        told = Paced(0.04, 0.0, 0, (25, 27)[num_emitted > 0], owner, sequence_id)
+        link.promises.told([told])
+        assert [way.num_more for way in link.promises.still_there([told])] == ways
+    request.close_all()
 
 
 @pytest.mark.parametrize(

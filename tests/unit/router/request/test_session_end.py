@@ -65,6 +65,25 @@ async def test_another_choice_is_no_request_to_placement(
     assert len(told) == (0 if front else 2)
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_cut"),
+    [(common_pb2.FINISH_REASON_STOP, False), (common_pb2.FINISH_REASON_LENGTH, True)],
+)
+async def test_an_answer_that_max_tokens_ended_teaches_that_it_was_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, reason: int, *, is_cut: bool
+) -> None:
+    taught: list[bool] = []
+
+    def learn(*answer: object, is_cut: bool) -> None:
+        taught.append(is_cut)
+
+    monkeypatch.setattr(world.services.lengths, "learn", learn)
+    session = started(world, RouterConfig(model="m"))
+    session._execute(actions.Finish(reason))
+    session.close()
+    assert taught == [is_cut]
+
+
 @pytest.mark.parametrize(("is_taken", "num_computed"), [(False, 0), (True, len(PROMPT) - 16)])
 async def test_what_no_worker_took_is_not_paid_for(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool, num_computed: int

@@ -76,7 +76,7 @@ async def test_an_answer_that_was_cut_off_says_only_that_it_would_have_been_long
         free.finished(usage(60), FinishReason.STOP)
     assert free.num_expected() == 60
     assert free.num_expected(num_emitted=50) == 10
-    assert free.to_come(50).halves(0) == (10,)
+    assert free.to_come(50).halves == (10,)
 
 
 async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World) -> None:

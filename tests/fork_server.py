@@ -2,8 +2,8 @@
 
 ``python -m decode_worker`` computes for three seconds before it can run a step, nearly all of it
 importing torch and the compiled loops, and a test run starts hundreds of workers. So there is one
-process for workers here that imports them once, and forks, and one for routers and batch servers,
-which know of no torch. What is forked goes on like ``python -m`` would:
+process for workers here that imports them once, and forks, and one each for routers and for batch
+servers, which know of no torch. What is forked goes on like ``python -m`` would:
 the same module as ``__main__``, arguments of its own. It is a process like any other, with its own
 threads, signals and memory. It ends as ``multiprocessing`` ends what it has forked, after its
 threads and exit handlers: to take the shared modules apart would copy each of their pages, which
@@ -135,16 +135,19 @@ _USED_LOOPS = (
     "thin_matmul",
     "wide_matmul",
 )
-_SERVERS = ("router", "batch_server")
+_ROUTERS = ("router",)
 _WORKERS = ("prefill_worker", "decode_worker", "soft_worker")
+_BATCHES = ("batch_server",)  # apart: it needs packages that are not on every machine
 _servers: dict[str, ForkServer] = {}  # by role
 
 
 def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
     """Start ``python -m module args``, by a fork where that is the same."""
-    if not _servers and module in (*_WORKERS, *_SERVERS):
-        for roles in (_WORKERS, _SERVERS):  # they import side by side
-            _servers.update(dict.fromkeys(roles, ForkServer(*roles)))
+    if module not in _servers:
+        for together in ((_WORKERS, _ROUTERS), (_BATCHES,)):  # they import side by side
+            if any(module in roles for roles in together):
+                for roles in together:
+                    _servers.update(dict.fromkeys(roles, ForkServer(*roles)))
     server = _servers.get(module)
     if server is not None and server.is_usable:
         return server.start(module, args, log)

@@ -74,7 +74,7 @@ class StepCost(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether enough steps ran to rely on it, and took any time."""
-        return self.num_steps >= NUM_KNOWN_STEPS and any(self[:5])
+        return self.num_steps >= NUM_KNOWN_STEPS and (self.fixed_s > 0.0 or any(self[:5]))
 
     def expected_s(self, work: StepWork, num_steps: int = 1) -> float:
         """Of ``work``, done in so many steps that have as many rows each."""

@@ -1,8 +1,11 @@
 """Every placement that a request may have, and what each would cost everybody. Pure."""
 
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from heapq import nsmallest
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.eligible import is_pair, usable
@@ -29,6 +32,7 @@ from router.placement.loss import (
     Consequences,
     Toll,
     handoff_waits,
+    least_slow_ratio,
     num_kept_out,
     slow_ratio,
 )
@@ -47,6 +51,7 @@ from router.placement.types import (
 
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
+_ROUNDING: Final = 1e-9  # of what is added in another order
 
 
 class Loss(NamedTuple):
@@ -57,11 +62,22 @@ class Loss(NamedTuple):
     rank: bytes  # among equals
 
 
+Candidate = tuple[Loss, Outlook]
+_loss = itemgetter(0)
+
+
 class Overheads(NamedTuple):
     """What things take beside steps, as learned. Seconds."""
 
     first_token_s: float
     handoff_s: float  # and beside its pull
+
+
+class _Least(NamedTuple):
+    """What one of a pair costs at the least, whatever the other one is."""
+
+    objectives: float
+    seconds: float
 
 
 class _Source(NamedTuple):
@@ -75,6 +91,11 @@ class _Source(NamedTuple):
     toll: Toll  # of those that decode there
     against: float  # objectives that speak against it, beside those that are missed
     rank: bytes  # among equals
+
+    @property
+    def least(self) -> _Least:
+        num_lost = self.late_ratio + self.toll.missed.num_all + self.against
+        return _Least(num_lost, self.first_token.expected_s + self.toll.seconds)
 
 
 class _Decoder(NamedTuple):
@@ -97,6 +118,65 @@ class _Target(NamedTuple):
     toll: Toll
     against: float
 
+    def least(self, tpot_s: float | None, num_output_tokens: int) -> _Least:
+        pace = self.decoder.pace.after
+        num_lost = self.toll.missed.num_all + self.against + self.decoder.num_kept_out
+        num_lost += least_slow_ratio(pace, tpot_s)
+        return _Least(num_lost, num_output_tokens * pace.expected_s + self.toll.seconds)
+
+
+class _Bounded(NamedTuple):
+    """A pair, and what it costs at the least."""
+
+    least: tuple[int, float]  # as of a Loss
+    source: _Source
+    target: _Target
+
+
+class Weighed:
+    """The candidates of one request; a pair is looked at in full where its parts do not tell
+    already that it is none of the best.
+    """
+
+    def __init__(
+        self,
+        alone: Sequence[Candidate],
+        pairs: Sequence[_Bounded],
+        look: Callable[[_Source, _Target], Candidate],
+    ) -> None:
+        """Of decode workers ``alone``; ``look`` is at one of the pairs."""
+        self._alone, self._pairs, self._look = alone, pairs, look
+
+    def __len__(self) -> int:
+        return len(self._alone) + len(self._pairs)
+
+    @property
+    def soonest_s(self) -> float | None:
+        """When the first token would come of whichever has it first; None: there is none."""
+        alone = (outlook.ttft_s for _, outlook in self._alone)
+        pairs = (pair.source.first_token.expected_s for pair in self._pairs)
+        return min((*alone, *pairs), default=None)
+
+    def best(self, num: int) -> list[Candidate]:
+        """So many that lose the least, in that order; fewer: there are no more."""
+        found = nsmallest(num, self._alone, key=_loss)
+        for least, source, target in sorted(self._pairs, key=itemgetter(0)):
+            if len(found) == num and least > found[-1][0][:2]:
+                break
+            insort(found, self._look(source, target), key=_loss)
+            del found[num:]
+        return found
+
+    def where(self, is_wanted: Callable[[WorkerId | None, WorkerId], bool]) -> list[Candidate]:
+        """Those on such workers: for the prompt (None: the other one), and to decode."""
+        alone = [each for each in self._alone if is_wanted(None, each[1].decode)]
+        pairs = (
+            self._look(source, target)
+            for _, source, target in self._pairs
+            if is_wanted(source.view.worker, target.decoder.view.worker)
+        )
+        return [*alone, *pairs]
+
 
 def weigh(
     query: Query,
@@ -104,8 +184,8 @@ def weigh(
     plain: LeastLoaded,
     parting: Parting,
     overheads: Overheads,
-) -> list[tuple[Loss, Outlook]]:
-    """Every candidate with its loss; none while a pool's steps are not known.
+) -> Weighed | None:
+    """Every candidate with its loss; None while a pool's steps are not known.
 
     Every pair of a prefill and a decode worker is one, and each decode worker that may compute
     prompts by itself. ``plain`` knows what prefixes are cached where; workers of both roles stay
@@ -119,7 +199,7 @@ def weigh(
     if not prefills:  # who decodes computes all prompts, and learns by nothing else
         decodes = taken_alike(decodes, "prefill")
     if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
-        return []
+        return None
     parts = parting.parts(snapshot)
     if whole is not None or not any(view.worker in parts.decoding for view in decodes):
         parts = Parts()  # nobody is there to decode for those who compute
@@ -155,7 +235,7 @@ class _Candidates:
 
     def weighed(
         self, snapshot: Snapshot, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
-    ) -> list[tuple[Loss, Outlook]]:
+    ) -> Weighed:
         query, parts = self._query, self._parts
         holders = self._plain.holders(query)
         near_p = near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing)
@@ -174,14 +254,21 @@ class _Candidates:
         told = {decoder.view.worker: decoder.told for decoder in decoders}
         sources = self._sources(snapshot, few_p, told)
         targets = [self._target(decoder) for decoder in decoders if sources]
-        pairs = (
-            self._pair(source, target)
-            for source in sources
-            for target in targets
-            if is_pair(query, source.view, target.decoder.view)
-        )
-        alone = map(self._alone, decoders)
-        return [*pairs, *(each for each in alone if each is not None)]
+        alone = [each for each in map(self._alone, decoders) if each is not None]
+        return Weighed(alone, self._bounded(sources, targets), self._pair)
+
+    def _bounded(self, sources: Sequence[_Source], targets: Sequence[_Target]) -> list[_Bounded]:
+        """Every pair."""
+        of_targets = [(each, each.least(self._tpot_s, self._num_output)) for each in targets]
+        pairs = []
+        for source in sources:
+            num_lost, seconds = source.least
+            for target, (their_lost, their_s) in of_targets:
+                if is_pair(self._query, source.view, target.decoder.view):
+                    at_least = round((num_lost + their_lost - _ROUNDING) * _PER_OBJECTIVE)
+                    least_s = (seconds + their_s) * (1.0 - _ROUNDING)
+                    pairs.append(_Bounded((at_least, least_s), source, target))
+        return pairs
 
     def _sources(
         self,
@@ -247,7 +334,7 @@ class _Candidates:
         prompt_s = self._parting.prompt_s(view)
         return num_kept_out(prompt_s, pace.after, self._tpot_s, self._num_output)
 
-    def _pair(self, source: _Source, target: _Target) -> tuple[Loss, Outlook]:
+    def _pair(self, source: _Source, target: _Target) -> Candidate:
         handoff_s = self._overheads.handoff_s
         handoff_s += exposed_s(
             source.view,
@@ -266,7 +353,7 @@ class _Candidates:
         )
         return self._valued(target.decoder, come, source.against + target.against, source)
 
-    def _alone(self, decoder: _Decoder) -> tuple[Loss, Outlook] | None:
+    def _alone(self, decoder: _Decoder) -> Candidate | None:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
         view, pace, query = decoder.view, decoder.pace, self._query
         if not view.local_prefill or query.needs_prefill:
@@ -286,7 +373,7 @@ class _Candidates:
 
     def _valued(
         self, decoder: _Decoder, come: Consequences, against: float, source: _Source | None = None
-    ) -> tuple[Loss, Outlook]:
+    ) -> Candidate:
         """What speaks against it beside those that it concerns: ``against``, in objectives, and
         prompts that it would keep out of where they ought to be computed. Without a source the
         decoder computes the prompt itself.

@@ -19,6 +19,20 @@ _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prom
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
 
 
+class Spread(NamedTuple):
+    """The logarithm of how long something takes, spread evenly around the middle."""
+
+    middle: float
+    upper: float  # above that, what nine of ten do not exceed; 0: all take the same
+
+    def miss_ratio(self, within_s: float) -> float:
+        """How likely it takes longer."""
+        if within_s <= 0.0:
+            return 1.0
+        over = math.log(within_s) - self.middle
+        return 0.5 * math.erfc(_SPREADS * over / self.upper) if self.upper else float(over < 0.0)
+
+
 class Span(NamedTuple):
     """How long something takes: as expected, and what nine of ten do not exceed."""
 
@@ -41,19 +55,18 @@ class Span(NamedTuple):
         """What no more than one of two hundred exceed."""
         return self.upper_s * self.upper_s / self.expected_s if self.expected_s > 0.0 else 0.0
 
-    def miss_ratio(self, within_s: float) -> float:
-        """How likely it takes longer, if its logarithm is spread evenly around what is expected."""
-        if within_s <= 0.0:
-            return 1.0
+    @property
+    def spread(self) -> Spread:
+        """If it is spread evenly around what is expected."""
         if self.expected_s <= 0.0:
-            return 0.0
-        if self.upper_s <= self.expected_s:
-            return float(self.expected_s > within_s)
+            return Spread(-math.inf, 0.0)
         middle = math.log(self.expected_s)  # their ratios may be too great, or too small
-        spread = math.log(self.upper_s) - middle
-        if spread <= 0.0:
-            return float(self.expected_s > within_s)
-        return 0.5 * math.erfc(_SPREADS * (math.log(within_s) - middle) / spread)
+        is_spread = self.upper_s > self.expected_s
+        return Spread(middle, max(0.0, math.log(self.upper_s) - middle) if is_spread else 0.0)
+
+    def miss_ratio(self, within_s: float) -> float:
+        """How likely it takes longer."""
+        return self.spread.miss_ratio(within_s)
 
 
 class PrefillForecast(NamedTuple):
@@ -83,7 +96,7 @@ def of_prefill(
     running = _running(engine, now_s)
     left_s, since = running.left_s, _sent_since(engine, prompt)
     num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
-    num_passed = max(0, num_passed - _budget(engine))
+    num_passed = max(0, num_passed - engine.num_prompt_tokens)
     queued = _part(_prompts(engine.work), num_ahead).plus(since)
     behind = _part(queued, max(0, queued.num_prefill_tokens - num_passed - running.num_tokens))
     if num_passed and left_s < 0.0 < running.step_s:
@@ -105,7 +118,7 @@ def computes_none_s(engine: EngineView | None) -> float:
     """From when it told on, for how long no prompt that it told of can be computed: half of what
     is left of its step, as steps vary; 0: not known.
     """
-    if engine is None or engine.prefill_age_s is None or not engine.model.prefill.is_known:
+    if engine is None or engine.prefill_age_s is None or not engine.knows_prefill:
         return 0.0
     return 0.5 * max(0.0, _running(engine, engine.heard_s).left_s)
 
@@ -162,7 +175,7 @@ def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
     roles that computed prompts is taken to go on so: each token waits for its part of them.
     """
     engine = view.engine
-    if engine is None or not engine.model.decode.is_known:
+    if engine is None or not engine.knows_decode:
         return None
     cost, there = engine.model.decode, engine.decoding
     num_rows = max(view.num_sequences, there.num_decode_rows)
@@ -179,7 +192,7 @@ def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
 def alone_s(view: DecodeView, num_tokens: int) -> float | None:
     """The time between tokens of one sequence of so many, alone there; None: it is not known."""
     engine = view.engine
-    if engine is None or not engine.model.decode.is_known:
+    if engine is None or not engine.knows_decode:
         return None
     return engine.model.decode.expected_s(StepWork(1, num_tokens))
 
@@ -187,22 +200,17 @@ def alone_s(view: DecodeView, num_tokens: int) -> float | None:
 def _computing(view: PrefillView | DecodeView) -> EngineView | None:
     """Its engine; None: what it takes for prompts is not known."""
     engine = view.engine
-    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+    if engine is None or not engine.knows_prefill or not engine.max_batched_tokens:
         return None
     return engine
 
 
-def _budget(engine: EngineView) -> int:
-    """Tokens of prompts in one step."""
-    return max(1, engine.max_batched_tokens - engine.decoding.num_decode_rows)
-
-
-def _steps_s(engine: EngineView, work: StepWork) -> tuple[float, int]:
-    """What computing ``work`` takes beside what decodes there, and in how many steps."""
-    cost, beside = engine.model.prefill, engine.decoding
-    num_steps = math.ceil(work.num_prefill_tokens / _budget(engine))
-    beside_s = cost.expected_s(beside, 0)
-    return cost.expected_s(work, num_steps) + num_steps * beside_s, num_steps
+def _steps_s(engine: EngineView, prompts: StepWork) -> tuple[float, int]:
+    """What computing ``prompts`` takes beside what decodes there, and in how many steps."""
+    cost, (_, _, num_tokens, num_pairs) = engine.model.prefill, prompts
+    num_steps = math.ceil(num_tokens / engine.num_prompt_tokens)
+    own_s = num_tokens * cost.prefill_token_s + num_pairs * cost.attention_pair_s
+    return num_steps * engine.prompt_step_s + own_s, num_steps
 
 
 def exposed_s(
@@ -256,7 +264,7 @@ def _running(engine: EngineView, now_s: float) -> _Running:
     is_timed = engine.prefill_age_s is not None and said.num_prefill_tokens > 0
     num_running = said.num_prefill_tokens if is_timed else num_told
     if num_running:
-        num_tokens = min(_budget(engine), num_running)
+        num_tokens = min(engine.num_prompt_tokens, num_running)
         step_s, _ = _steps_s(engine, _part(_prompts(said), num_tokens))
         if engine.prefill_age_s is None:
             return _Running(num_told, False, num_tokens, step_s, 0.5 * step_s)
@@ -266,7 +274,7 @@ def _running(engine: EngineView, now_s: float) -> _Running:
         left_s = max(0.0, step_s - max(0.0, engine.prefill_age_s))
         since_s += min(0.0, engine.prefill_age_s)
         return _Running(num_told, True, num_tokens, step_s, left_s - since_s)
-    if said.num_decode_rows and engine.model.decode.is_known:
+    if said.num_decode_rows and engine.knows_decode:
         return _Running(num_told, False, left_s=0.5 * engine.model.decode.expected_s(said))
     return _Running(num_told, False)
 

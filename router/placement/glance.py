@@ -14,12 +14,12 @@ V = TypeVar("V", bound=PrefillView | DecodeView)
 def tells_prefill(view: PrefillView) -> bool:
     """Whether the steps of its kind are known."""
     engine = view.engine
-    return engine is not None and engine.max_batched_tokens > 0 and engine.model.prefill.is_known
+    return engine is not None and engine.max_batched_tokens > 0 and engine.knows_prefill
 
 
 def tells_decode(view: DecodeView) -> bool:
     """Whether the steps of its kind are known."""
-    return view.engine is not None and view.engine.model.decode.is_known
+    return view.engine is not None and view.engine.knows_decode
 
 
 def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Sequence[V]:
@@ -29,17 +29,15 @@ def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Seque
     by which it would learn. Those of one pool are likely alike, and where not, it soon tells.
     """
 
-    def cost_of(view: V) -> StepCost:
-        return StepCost() if view.engine is None else getattr(view.engine.model, kind)
-
-    if all(cost_of(view).is_known for view in views):
+    engines = [view.engine for view in views if view.engine is not None]
+    knowing = [each for each in engines if getattr(each, f"knows_{kind}")]
+    if len(knowing) == len(views) or not knowing:
         return views
-    best = max(map(cost_of, views), key=lambda cost: cost.num_steps * cost.is_known)
-    if not best.is_known:
-        return views
+    costs: list[StepCost] = [getattr(each.model, kind) for each in knowing]
+    best = max(costs, key=lambda cost: cost.num_steps)
 
     def known(view: V) -> V:
-        if view.engine is None or cost_of(view).is_known:
+        if view.engine is None or view.engine in knowing:
             return view
         model = view.engine.model._replace(**{kind: best})
         return replace(view, engine=replace(view.engine, model=model))
@@ -69,7 +67,7 @@ def has_all_room(snapshot: Snapshot) -> bool:
 
 def prompt_token_s(view: PrefillView | DecodeView) -> float:
     engine = view.engine
-    if engine is None or not engine.model.prefill.is_known:
+    if engine is None or not engine.knows_prefill:
         return math.inf
     return engine.model.prefill.prefill_token_s
 

@@ -52,8 +52,9 @@ class Bystanders(NamedTuple):
         """
         promised, others, barring = self.promised, 0.0, 0.0
         if tpot_s is not None:
-            num_strangers = max(0, self.pace.num_rows - self.told.num_rows - promised.num_placed)
-            others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
+            num_strangers = self.pace.num_rows - self.told.num_rows - promised.num_placed
+            if num_strangers > 0:
+                others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
         for their_s, num_tokens, num in promised.paced:
             length = num_tokens or num_output_tokens
             others += num * self._more_missed(their_s, length)
@@ -122,13 +123,19 @@ def slow_ratio(
         return pace.miss_ratio(left_s)
     if waits_s[0] - waits_s[-1] < _HARDLY * num_gaps * left_s:  # of many tokens they are alike
         return pace.miss_ratio(left_s - sum(waits_s) / len(waits_s) / num_gaps)
-    missed = 0.0
+    missed, spread = 0.0, pace.spread
     for wait_s in waits_s:
-        ratio = pace.miss_ratio(left_s - wait_s / num_gaps)
+        ratio = spread.miss_ratio(left_s - wait_s / num_gaps)
         if ratio < _HARDLY:
             break
         missed += ratio
     return missed / len(waits_s)
+
+
+def least_slow_ratio(pace: Span, tpot_s: float | None) -> float:
+    """What :func:`slow_ratio` is at the least, whatever the hand-off and the waits are."""
+    ratio = 0.0 if tpot_s is None else pace.miss_ratio(tpot_s)
+    return ratio if ratio >= _HARDLY else 0.0
 
 
 def handoff_waits(first_s: float, step_s: float, prompts: Queue) -> tuple[float, ...]:

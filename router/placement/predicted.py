@@ -5,12 +5,13 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
+from operator import itemgetter
 from typing import NamedTuple
 
-from router.placement.candidates import Loss, Overheads, prompt_work, weigh
+from router.placement.candidates import Overheads, Weighed, prompt_work, weigh
 from router.placement.explanation import Explanation
 from router.placement.forecast import alone_s, of_decode, of_prefill
-from router.placement.glance import has_all_room, idle, prompt_token_s, with_room
+from router.placement.glance import busy_workers, has_all_room, idle, prompt_token_s, with_room
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
@@ -45,7 +46,7 @@ class _Held(NamedTuple):
 
     query: Query
     snapshot: Snapshot
-    ttft_s: float  # the least
+    soonest_s: float | None  # its first token
 
 
 class Predicted:
@@ -91,23 +92,24 @@ class Predicted:
         weighed = self._weigh(query, snapshot, is_real=not query.takes_spare_only)
         if not weighed:
             return self._plain.place(query, snapshot)
-        best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
+        best = weighed.best(_NUM_TOLD)
         is_probe = False
         if query.may_refuse and _is_barred(best[0][1]):
             overhead_s = self._overhead.expected_s
-            tried = perhaps_in_time(weighed, query, snapshot, overhead_s)
+            busy = busy_workers(snapshot)
+            calm = weighed.where(lambda prefill, decode: busy.isdisjoint((prefill, decode)))
+            tried = perhaps_in_time(calm, query, snapshot, overhead_s)
             is_probe = not tried
             if is_probe:
                 idle = {view.worker for view in snapshot.decode if not view.num_sequences}
                 due = idle.intersection(self._probes.due)
-                tried = [each for each in weighed if each[1].decode in due]
+                tried = weighed.where(lambda _, decode: decode in due)
                 if not tried and not self._probes.is_due:
-                    ttft_s = min(outlook.ttft_s for _, outlook in weighed)
-                    self._held = _Held(_aimless(query), snapshot, ttft_s)
+                    self._held = _Held(_aimless(query), snapshot, weighed.soonest_s)
                     self.has_declined = True
                     return None
                 self._probes.probed()
-            best = nsmallest(_NUM_TOLD, tried or weighed, key=lambda each: each[0])
+            best = nsmallest(_NUM_TOLD, tried, key=itemgetter(0)) or best
         chosen = best[0][1]
         self._probes.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
@@ -176,11 +178,12 @@ class Predicted:
         held, self._held = self._held, None
         if held is not None and held.snapshot is snapshot and held.query == _aimless(query):
             within_s = query.objectives.ttft_s
-            is_early = within_s is None or wait_s + held.ttft_s <= within_s
+            soonest_s = held.soonest_s
+            is_early = within_s is None or soonest_s is None or wait_s + soonest_s <= within_s
             if is_early or has_all_room(snapshot):
-                return held.ttft_s
+                return soonest_s
         weighed = self._weigh(query, with_room(snapshot), is_real=False)
-        return min((outlook.ttft_s for _, outlook in weighed), default=None)
+        return None if weighed is None else weighed.soonest_s
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
         """Its first token on workers that have nothing else to do, the fastest that is known."""
@@ -215,9 +218,7 @@ class Predicted:
         """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
         return self._plain.explain(query, snapshot, placement)
 
-    def _weigh(
-        self, query: Query, snapshot: Snapshot, *, is_real: bool = True
-    ) -> list[tuple[Loss, Outlook]]:
+    def _weigh(self, query: Query, snapshot: Snapshot, *, is_real: bool = True) -> Weighed | None:
         """Every candidate with its loss; workers part by a real snapshot alone."""
         parting = self._parting if is_real else copy(self._parting)
         return weigh(query, snapshot, self._plain, parting, self._overheads)

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable
 from typing import Final, TypeVar
 
 from diptych.step_model import StepCost, StepModel
-from router.placement.glance import busy_workers
 from router.placement.types import (
     DecodeView,
     Outlook,
@@ -81,13 +80,13 @@ def most_slowed(*views: PrefillView | DecodeView) -> float:
 
 
 def perhaps_in_time(
-    weighed: Iterable[tuple[L, Outlook]],
+    idle: Iterable[tuple[L, Outlook]],
     query: Query,
     snapshot: Snapshot,
     overhead_s: float,
 ) -> list[tuple[L, Outlook]]:
-    """Of those that more is lost by than kept the ones on idle workers that are expected to be in
-    time: nothing there will be better later.
+    """Of those on ``idle`` workers that more is lost by than kept the ones that are expected to be
+    in time: nothing there will be better later.
 
     Who computed hardly anything for requests yet may have timed up to twice what it takes.
     ``overhead_s`` of first tokens no worker timed.
@@ -103,9 +102,7 @@ def perhaps_in_time(
         handoff_s = max(0.0, outlook.gap_s - outlook.tpot_s) / max(1, query.num_answer_tokens - 1)
         return query.objectives.kept_by(ttft_s, outlook.tpot_s / of_token + handoff_s)
 
-    found = [each for each in weighed if is_in_time(each[1])]
-    busy = busy_workers(snapshot) if found else set()
-    return [each for each in found if busy.isdisjoint((each[1].prefill, each[1].decode))]
+    return [each for each in idle if is_in_time(each[1])]
 
 
 def _is_own(cost: StepCost, worker: WorkerId, doubted: Collection[WorkerId]) -> bool:

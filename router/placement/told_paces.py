@@ -53,30 +53,25 @@ class ToldPaces(NamedTuple):
         pace; None: for none, and nobody bars it.
         """
         total, barring, surely_s = 0.0, 0.0, self.after.surely_s
+        before, after = self.before.spread, self.after.spread
         for one in self.ones:
             num_more = one.paced.num_more
             if (one.left_s - self.stalled_s) / num_more > surely_s:
                 continue
-            missed = self._missed(num_more, one.left_s, num_output_tokens)
-            more = max(0.0, missed - one.missed)
-            total += one.paced.share * more
+            part = num_output_tokens / num_more
+            theirs = after if part >= 1.0 else self.before.towards(self.after, part).spread
+            missed = theirs.miss_ratio((one.left_s - self.stalled_s) / num_more)
+            more = missed - one.missed
+            if more > 0.0:
+                total += one.paced.share * more
             if tpot_s is not None:
-                is_tighter = one.paced.tpot_s < tpot_s
-                more = self._missing_that(one, tpot_s, num_output_tokens) if is_tighter else more
-                barring += one.paced.share * more
+                if one.paced.tpot_s < tpot_s:  # as if it had been promised no more than that
+                    left_s = one.paced.left_s(tpot_s) - self.queued_s
+                    missed = theirs.miss_ratio((left_s - self.stalled_s) / num_more)
+                    more = missed - before.miss_ratio(left_s / num_more)
+                if more > 0.0:
+                    barring += one.paced.share * more
         return MoreMissed(total, barring)
-
-    def _missing_that(self, one: _One, tpot_s: float, num_output_tokens: int) -> float:
-        """How much likelier one misses that pace, as if it had been promised no more."""
-        left_s, num_more = one.paced.left_s(tpot_s) - self.queued_s, one.paced.num_more
-        missed = self._missed(num_more, left_s, num_output_tokens)
-        return max(0.0, missed - self.before.miss_ratio(left_s / num_more))
-
-    def _missed(self, num_more: int, left_s: float, num_output_tokens: int) -> float:
-        """How likely so many tokens take longer than what is left."""
-        part = num_output_tokens / num_more
-        theirs = self.after if part >= 1.0 else self.before.towards(self.after, part)
-        return theirs.miss_ratio((left_s - self.stalled_s) / num_more)
 
 
 NOTHING_TOLD: Final = ToldPaces(0, (), Span(0.0, 0.0), Span(0.0, 0.0), 0.0)
@@ -91,10 +86,11 @@ def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldP
     if view.prefill_time_ratio:  # what prompts take is told of each
         plain = of_decode(replace(view, prefill_time_ratio=0.0), num_tokens) or pace
     queued_s = queued_stall_s(view, num_tokens, plain.before.expected_s)
-    before, surely_s, ones = plain.before, plain.before.surely_s, []
+    before, surely_s, ones = plain.before.spread, plain.before.surely_s, []
     for paced in engine.paced:
         left_s = paced.left_s(paced.tpot_s) - queued_s
         token_s = left_s / paced.num_more
         missed = 0.0 if token_s > surely_s else before.miss_ratio(token_s)
         ones.append(_One(paced, left_s, missed))
-    return ToldPaces(engine.decoding.num_decode_rows, tuple(ones), before, plain.after, queued_s)
+    num_rows = engine.decoding.num_decode_rows
+    return ToldPaces(num_rows, tuple(ones), plain.before, plain.after, queued_s)

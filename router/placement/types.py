@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 from diptych.block_needs import NOTHING_SHIPPED, ShippedBytes
@@ -33,9 +34,12 @@ class Pair(NamedTuple):
     decode: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineView:
-    """What a worker says of its engine, and what was sent there since: to look ahead."""
+    """What a worker says of its engine, and what was sent there since: to look ahead.
+
+    What follows from that is worked out once: many requests are weighed by one view.
+    """
 
     model: StepModel
     max_batched_tokens: int  # of one step; 0: it does not say
@@ -47,13 +51,33 @@ class EngineView:
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
     heard_s: float = 0.0  # when it told, by our clock
 
-    @property
+    @cached_property
     def decoding(self) -> StepWork:
         """What decoded when it told, and does still."""
         num, num_told = self.work.num_decode_rows, self.work.num_decode_rows
         if self.num_ended_rows:
             num = max(0, num_told - self.num_ended_rows)
         return StepWork(num, self.work.num_context_tokens * num // (num_told or 1))
+
+    @property
+    def knows_decode(self) -> bool:
+        """Whether its steps without prompts are known."""
+        return self.model.decode.is_known
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether its steps with parts of prompts are."""
+        return self.model.prefill.is_known
+
+    @cached_property
+    def num_prompt_tokens(self) -> int:
+        """Of one step, beside what decodes."""
+        return max(1, self.max_batched_tokens - self.decoding.num_decode_rows)
+
+    @cached_property
+    def prompt_step_s(self) -> float:
+        """Of a step with parts of prompts, what it takes but for those."""
+        return self.model.prefill.expected_s(self.decoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

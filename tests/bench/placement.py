@@ -3,8 +3,9 @@
     .venv/bin/python -m tests.bench.placement
 
 Half of the workers prefill, or all have both roles; all are loaded unlike each other, and a tenth
-of them remembers the prompt's first half. CPU time of this process, so that neighbours count less;
-the first placements, which fill tables, are left out.
+of them remembers the prompt's first half. Each has told how it is since the placement before, of
+as many answers as it may, all of this router and each of two lengths. CPU time of this process,
+so that neighbours count less; the first placements, which fill tables, are left out.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from diptych.block_needs import ShippedBytes
 from diptych.paced import MOST_TOLD, Paced
@@ -46,6 +48,7 @@ QUERY = Query(
     objectives=Objectives(2.0, 0.1),
 )
 WARM_UP = 20
+V = TypeVar("V", PrefillView, DecodeView)
 
 
 class Cost(NamedTuple):
@@ -80,12 +83,26 @@ def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> 
                     model=MODEL,
                     max_batched_tokens=512,
                     work=StepWork(num, 400 * num),
-                    paced=tuple(Paced(0.1, 0.08 * (50 + i), 50, 50) for i in range(MOST_TOLD)),
+                    paced=tuple(
+                        Paced(0.1, 0.08 * (50 + i), 50, num_more, share=0.5)
+                        for i in range(MOST_TOLD)
+                        for num_more in (20, 80)
+                    ),
                 ),
             )
             for worker in decoding
         ),
     )
+
+
+def told_anew(seen: Snapshot) -> Snapshot:
+    """The same, as it is where each worker has just told."""
+
+    def anew(view: V) -> V:
+        return view if view.engine is None else replace(view, engine=replace(view.engine))
+
+    prefill, decode = tuple(map(anew, seen.prefill)), tuple(map(anew, seen.decode))
+    return replace(seen, prefill=prefill, decode=decode)
 
 
 def _prefill(worker: WorkerId, num_waiting: int) -> PrefillView:
@@ -121,8 +138,9 @@ def measure(num_workers: int, num_placements: int) -> Iterator[Cost]:
     for name, policy, seen in policies(num_workers):
         took = []
         for _ in range(WARM_UP + num_placements):
+            now = told_anew(seen)
             began_s = time.process_time()
-            assert policy.place(QUERY, seen) is not None
+            assert policy.place(QUERY, now) is not None
             took.append(1000 * (time.process_time() - began_s))
         ordered = sorted(took[WARM_UP:])
         yield Cost(name, num_workers, statistics.median(ordered), ordered[int(0.9 * len(ordered))])

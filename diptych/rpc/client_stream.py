@@ -157,7 +157,12 @@ class ClientStream(Generic[Event]):
             self._call.cancel()
 
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._liveness.check_every_s, self._check)
+        """Check again at a moment at which all streams of the process are checked, so that it
+        wakes up once for them.
+        """
+        period_s = self._liveness.check_every_s
+        next_s = (self._loop.time() // period_s + 1) * period_s
+        self._timer = self._loop.call_at(next_s, self._check)
 
     def _check(self) -> None:
         self._lost = self._liveness.problem(self._loop.time()) or self._stuck()

@@ -19,6 +19,7 @@ from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, B
 from router.frontend.http.tls_listener import TlsListener
 
 _KEEP_ALIVE_S: Final = 60
+_DATE_AGE_S: Final = 1.0  # of what answers say
 _LAST_WORD_S: Final = 5.0
 _NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may not see why
 _BACKLOG: Final = 1024
@@ -158,7 +159,7 @@ class HttpServer:
         """Take no more connections, let answers end within ``patience_s``, cancel the rest."""
         self._uvicorn.config.timeout_graceful_shutdown = math.ceil(patience_s)
         self._stopping.set()
-        self._uvicorn.should_exit = True
+        self._uvicorn.leave()
         await self._ended.wait()
 
 
@@ -169,6 +170,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.servers = []  # else there are none before the first
         self.is_up = asyncio.Event()
+        self._left = asyncio.Event()
 
     def protocol(self) -> asyncio.Protocol:
         """Of one more connection. Once it is up."""
@@ -183,6 +185,18 @@ class _Server(uvicorn.Server):
         """See uvicorn."""
         await super().startup(sockets)
         self.is_up.set()
+
+    async def main_loop(self) -> None:
+        """See uvicorn, which looks ten times a second whether it shall end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_AGE_S):
+                    await self._left.wait()
+
+    def leave(self) -> None:
+        """End, by ``shutdown``."""
+        self.should_exit = True
+        self._left.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

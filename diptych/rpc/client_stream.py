@@ -161,8 +161,8 @@ class ClientStream(Generic[Event]):
         wakes up once for them.
         """
         period_s = self._liveness.check_every_s
-        next_s = (self._loop.time() // period_s + 1) * period_s
-        self._timer = self._loop.call_at(next_s, self._check)
+        num_periods = round(self._loop.time() / period_s) + 1  # timers may be early
+        self._timer = self._loop.call_at(num_periods * period_s, self._check)
 
     def _check(self) -> None:
         self._lost = self._liveness.problem(self._loop.time()) or self._stuck()

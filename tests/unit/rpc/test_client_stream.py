@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import cast
 
 import grpc
@@ -11,6 +12,7 @@ from diptych.errors import DiptychError, LeaseExpiredError, NoWorkerError
 from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2
+from tests.virtual_time import run_virtually
 
 FAST = Timers(heartbeat_s=0.004, lost_peer_s=0.01, unsent_s=0.01)
 
@@ -146,6 +148,37 @@ async def test_what_cannot_be_sent_ends_it() -> None:
     call = FakeCall(1)
     ending = ClientStream(call, timers, progress=lambda event: None, stuck=outbox.problem)
     assert "unsent" in (await ending.run(lambda event: None)).message
+
+
+@pytest.mark.parametrize("heartbeat_s", [1.0, 0.1])
+def test_streams_of_one_process_are_checked_at_the_same_moments(heartbeat_s: float) -> None:
+    """Whenever they began: it wakes up once for all of them."""
+    timers = Timers(heartbeat_s=heartbeat_s, lost_peer_s=1000.0)
+    checked_s: list[list[float]] = [[] for _ in range(7)]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def begin(times_s: list[float], after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            seen = ClientStream(
+                FakeCall(1),
+                timers,
+                progress=lambda event: None,
+                stuck=lambda: times_s.append(loop.time()),
+            )
+            await seen.run(lambda event: None)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20 * heartbeat_s), asyncio.TaskGroup() as tasks:
+                for place, times_s in enumerate(checked_s):
+                    tasks.create_task(begin(times_s, 0.07 * place * heartbeat_s))
+
+    run_virtually(run())
+    first, *others = checked_s
+    assert len(first) >= 78  # four times a heartbeat
+    assert all(len(times_s) >= len(first) - 3 for times_s in others)
+    assert {moment for times_s in others for moment in times_s} <= set(first)
 
 
 async def next_of(commands: AsyncIterator[str]) -> str:

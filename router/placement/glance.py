@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from diptych.step_model import StepCost, StepWork
-from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
+from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 
@@ -29,15 +29,18 @@ def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Seque
     by which it would learn. Those of one pool are likely alike, and where not, it soon tells.
     """
 
-    engines = [view.engine for view in views if view.engine is not None]
-    knowing = [each for each in engines if getattr(each, f"knows_{kind}")]
+    def knows(engine: EngineView) -> bool:
+        return engine.knows_prefill if kind == "prefill" else engine.knows_decode
+
+    engines = (view.engine for view in views if view.engine is not None)
+    knowing = [engine for engine in engines if knows(engine)]
     if len(knowing) == len(views) or not knowing:
         return views
-    costs: list[StepCost] = [getattr(each.model, kind) for each in knowing]
+    costs: list[StepCost] = [getattr(engine.model, kind) for engine in knowing]
     best = max(costs, key=lambda cost: cost.num_steps)
 
     def known(view: V) -> V:
-        if view.engine is None or view.engine in knowing:
+        if view.engine is None or knows(view.engine):
             return view
         model = view.engine.model._replace(**{kind: best})
         return replace(view, engine=replace(view.engine, model=model))

@@ -345,7 +345,8 @@ class WaitingRoom:
                 for waiter in self._all
                 if waiter not in asked
                 and waiter not in held
-                and (waiter in returned or (may_place and not self._is_patient(waiter, pace_s)))
+                and (may_place or waiter in self._placed)
+                and (waiter in returned or not self._is_patient(waiter, pace_s))
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -376,8 +377,7 @@ class WaitingRoom:
         """
         num_skipped, num_misses = Counter[RequestClass](), Counter[RequestClass]()
         for waiter in line:
-            has_slot = waiter in self._placed or len(self._placed) < self._max_placed
-            if waiter in asked or not has_slot or not self._is_waiting(waiter):
+            if waiter in asked or not self._has_slot(waiter) or not self._is_waiting(waiter):
                 continue
             request_class = self._all[waiter].request_class
             if num_skipped[request_class] >= _MAX_SKIPPED:
@@ -427,6 +427,8 @@ class WaitingRoom:
         """
         if self._favoured is None or self._num_passed < self._may_pass:
             return False
+        if not self._has_slot(self._favoured):
+            return False  # it waits for who leaves, and who has a slot takes none
         now_s = self._clock()
         if self._barred_since_s is None:
             self._barred_since_s = now_s
@@ -463,6 +465,10 @@ class WaitingRoom:
         """Whether it waits for one that is held, and wants tokens each ``pace_s``."""
         is_slower = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
         return is_slower and self._holding_back.may(self._clock())
+
+    def _has_slot(self, waiter: Waiter) -> bool:
+        """Whether it may be placed at all, as far as this router is concerned."""
+        return waiter in self._placed or len(self._placed) < self._max_placed
 
     def _is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all

@@ -44,6 +44,7 @@ class Placing:
         self._retry = retry
         self._output = output
         self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
+        self._is_kept = False  # for its first placement, however long that takes
         self._spare_only_until_s: float | None = None  # once it asked
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
         """When one that still waits is to be judged, once; None: never."""
@@ -75,7 +76,8 @@ class Placing:
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
         placement = self._deps.place(query)
-        self._was_placed |= placement is not None
+        if placement is not None:
+            self._was_placed, self._is_kept = True, False
         if placement is not None and holds_none:
             self.model_digest = served or self._own_digest
         return placement
@@ -162,8 +164,10 @@ class Placing:
         return None if found is None else worker_errors.unreachable(found)
 
     def keep(self) -> None:
-        """Another choice of the request was placed: this one waits for as long as it takes."""
-        self._was_placed = True
+        """Another choice of the request was placed: this one waits for as long as it takes, most
+        likely for its sisters to end.
+        """
+        self._was_placed = self._is_kept = True
 
     @property
     def _may_refuse(self) -> bool:
@@ -190,6 +194,9 @@ class Placing:
         if self._retry.refusal is not None:
             return self._retry.refusal
         if self._deps.has_workers():
+            if self._is_kept:
+                self._retry.wait_on(now)
+                return None
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
         lost = self._retry.because
         return lost if isinstance(lost, WorkerLostError) else worker_errors.no_worker()

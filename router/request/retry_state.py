@@ -72,6 +72,10 @@ class RetryState:
             self.not_before_s = now + self._backoff_s * (0.5 + self._draw())
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
+    def wait_on(self, now: float) -> None:
+        """It has waited in vain, and goes on."""
+        self.wait_until_s = now + self._timers.no_worker_s
+
     def due_s(self, now: float) -> float | None:
         """When something changes for one that waits: the pause or its patience ends."""
         if self.not_before_s <= now or self.wait_until_s is None:

@@ -10,15 +10,17 @@ import pytest
 
 from diptych.block_needs import ShippedBytes
 from diptych.paced import Paced
+from diptych.step_model import StepModel
 from router.placement import candidates
 from router.placement.cache_index import CacheIndex
 from router.placement.candidates import Overheads, Weighed, weigh
 from router.placement.forecast import Span
+from router.placement.glance import taken_alike
 from router.placement.loss import least_slow_ratio, slow_ratio
 from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promised
-from router.placement.types import DecodeView, Objectives, Snapshot, WorkerId
+from router.placement.types import DecodeView, EngineView, Objectives, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import MODEL, QUERY, view_d, view_p
 
 NUM_BEST = 4
@@ -126,3 +128,16 @@ def test_no_answer_is_less_likely_too_slow_than_the_least() -> None:
         ratio = slow_ratio(pace, tpot_s, num_tokens, rng.choice([0.0, 0.02]), waits_s)
         assert least_slow_ratio(pace, tpot_s) <= ratio + 1e-12
     assert least_slow_ratio(pace, None) == slow_ratio(pace, None, 30) == 0.0
+
+
+def test_a_pool_of_which_one_does_not_know_its_steps_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Views are not compared with each other, which are long."""
+    views = [view_p(WorkerId(f"p{i}:1", f"p{i}")) for i in range(20)]
+    new = view_p(WorkerId("new:1", "new"), model=StepModel())
+    monkeypatch.setattr(EngineView, "__eq__", None)  # whoever compares fails
+    *known, last = taken_alike([*views, new], "prefill")
+    assert [view.worker for view in known] == [view.worker for view in views]
+    assert last.engine is not None
+    assert last.engine.model == StepModel(prefill=MODEL.prefill)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.errors import DeadlineExceededError
+from diptych.errors import DeadlineExceededError, NoWorkerError, QueueTimeoutError
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import actions, events
@@ -161,6 +161,37 @@ def test_another_choice_says_when_workers_granted_it_all() -> None:
     world.first()
     world.prove()
     assert world.log.count(actions.Settled()) == 1
+
+
+def test_another_choice_waits_for_its_sisters_as_long_as_they_take() -> None:
+    """They alone may be what it waits for: it would end them, and the request."""
+    world = World()
+    world.is_full = True
+    world.on(events.Begin(front=True))
+    for _ in range(3):
+        world.now += TIMERS.no_worker_s + 0.1
+        world.on(events.Tick())
+    assert world.queued
+    assert not any(isinstance(each, actions.Fail) for each in world.log)
+    world.is_full = False
+    world.pump(room_made=True)
+    world.bind()
+    world.is_full = True
+    world.lose_lease()
+    world.now += TIMERS.no_worker_s + 0.1
+    world.on(events.Tick())  # once it was placed it waits as any other
+    assert isinstance(world.log[-1], actions.Fail)
+    assert isinstance(world.log[-1].error, QueueTimeoutError)
+
+
+def test_another_choice_does_not_wait_where_no_worker_is_left() -> None:
+    world = World()
+    world.prefills, world.decodes = [], []
+    world.on(events.Begin(front=True))
+    world.now += TIMERS.no_worker_s + 0.1
+    world.on(events.Tick())
+    assert isinstance(world.log[-1], actions.Fail)
+    assert isinstance(world.log[-1].error, NoWorkerError)
 
 
 def test_one_that_was_placed_again_says_so_too_and_one_that_waited_for_its_turn_does_not() -> None:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 REBUILD_WAIT_S = 2.0  # for an agent that is being rebuilt, before the next transport's turn
 _START_S = 30.0  # that a transport has to get ready: it may register a large pool
+_OPEN_S = 120.0  # to be there at all: inside the process it registers a pool of a GPU
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOSE_S = 5.0  # that all of them have to end
 
@@ -146,6 +147,7 @@ class TransferEndpoint:
             async with asyncio.timeout(_CLOSE_S):
                 for transport in self.transports.values():
                     await self.thread.call(transport.close)
+                await self.thread.call(_nothing)  # it may be stuck where there are none yet
         except TimeoutError:
             logger.error("the transfer thread is stuck and left behind")
             self.thread.stop(wait=False)
@@ -165,7 +167,13 @@ class TransferEndpoint:
             self.transports,
         )
         opening = partial(open_transport, name, place)
-        transport = self.transports[name] = await self.thread.call(opening)
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                transport = self.transports[name] = await self.thread.call(opening)
+        except TimeoutError:
+            raise ConfigurationError(
+                f"transfer.transports: {name}: its library hangs, for {_OPEN_S:.0f} s by now"
+            ) from None
         if await self.until_ready(transport, _START_S):
             return
         problem = transport.problem or f"not ready within {_START_S:.0f} s"
@@ -181,6 +189,10 @@ class TransferEndpoint:
     def _transport_changed(self) -> None:
         self._changed.set()
         self.on_change()
+
+
+def _nothing() -> None:
+    """Shows that the transfer thread is not stuck."""
 
 
 def stretch_bytes(layout: common_pb2.KVLayout) -> int:

@@ -18,7 +18,7 @@ from diptych.errors import ConfigurationError
 from diptych.progress import Progress
 
 # Part of every key: raise it when an import writes something else than before.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _WAITING = "waiting for another process to prepare the model"
 _POLL_S = 0.1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents.base import Region
 from kvtransfer.agents.nixl import NixlAgent, describe
 from kvtransfer.block_shares import Pieces
-from kvtransfer.errors import BrokenReadError, TransportError
+from kvtransfer.errors import AgentLostError, BrokenReadError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -147,11 +147,11 @@ class NixlCopy:
         return self._advance("transfer")
 
     def poll(self) -> bool:
-        """Whether it is done. Raises BrokenReadError; TransportError: the agent is gone."""
+        """Whether it is done. Raises BrokenReadError; AgentLostError: the agent is gone."""
         if self._handle is None:
             if not self._peer.agent.is_gone:
                 return False
-            raise TransportError("the transport agent was torn down")
+            raise AgentLostError("the transport agent was torn down")
         return self._advance("check_xfer_state")
 
     def drop_handles(self) -> None:

@@ -99,13 +99,14 @@ class PairTable:
         self._left: dict[Hashable, float] = {}  # owners that are gone, and until when they count
         self._pairs: dict[PeerKey, SourcePair] = {}
         self._tasks: dict[SourcePair, asyncio.Task[None]] = {}
+        self._ending: set[str] = set()  # transports whose agent is torn down
         self._peers_changed = asyncio.Event()
         endpoint.on_change = self._transport_changed
 
     async def run(self) -> None:
         """Keep all pairs connected and proven until cancelled. Run it in a task group."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._reap(), name="kv-quarantine")
+            tasks.create_task(self._reap(tasks), name="kv-quarantine")
             try:
                 while True:
                     self._peers_changed.clear()
@@ -214,7 +215,7 @@ class PairTable:
         )
         return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
 
-    async def _reap(self) -> None:
+    async def _reap(self, tasks: asyncio.TaskGroup) -> None:
         """Tear an agent down when a read over it never ends; its pairs prove themselves again.
 
         Forget what routers knew that left a while ago.
@@ -225,14 +226,23 @@ class PairTable:
             self._endpoint.check_agents()
             self._forget_left(time.monotonic())
             for transport, block_ids in self._stuck(time.monotonic()).items():
+                if transport in self._ending:  # its process may take long to go
+                    continue
                 logger.error(
                     "agent torn down to end reads",
                     extra={"transport": transport, "num_blocks": len(block_ids)},
                 )
                 self.counters.num_agent_teardowns += 1
-                await self._endpoint.rebuild(transport)
-                if self._interceptor is not None:
-                    self._interceptor.tear_down(transport)
+                self._ending.add(transport)
+                tasks.create_task(self._tear_down(transport), name=f"kv-teardown {transport}")
+
+    async def _tear_down(self, transport: str) -> None:
+        try:
+            await self._endpoint.rebuild(transport)
+        finally:
+            self._ending.discard(transport)
+        if self._interceptor is not None:
+            self._interceptor.tear_down(transport)
 
     def _stuck(self, now: float) -> dict[str, set[int]]:
         """By transport: the blocks of reads for which its agent has to end."""

@@ -77,7 +77,7 @@ class ChildTransport:
         self._descriptor: kv_source_pb2.MemoryDescriptor | None = None  # of the serving one
         self._peer_ids = itertools.count(1)
         self._wait_s = 0.0
-        self._started_s = 0.0
+        self._ready_s: float | None = None  # since when the last one serves, or served; None: never
         self._is_read = False  # by peers
         self._closed = False
         self._start()
@@ -141,6 +141,7 @@ class ChildTransport:
 
     def on_ready(self, life: AgentLife, base_address: int, metadata: bytes) -> None:
         before, self._serving, self._starting = self._serving, life, None
+        self._ready_s = time.monotonic()
         region = self._identity.region(base_address)
         self._descriptor = self._identity.descriptor(region, metadata)
         self.problem = ""
@@ -193,7 +194,7 @@ class ChildTransport:
         """At once, or after a growing pause if they die young; if one is needed then."""
         if not self._needs_another():
             return
-        if time.monotonic() - self._started_s > _STEADY_S:
+        if self._ready_s is not None and time.monotonic() - self._ready_s > _STEADY_S:
             self._wait_s = 0.0
         self._thread.later(self._wait_s, self._start)
         doubled_s = max(2 * self._wait_s, self._config.reconnect_min_s)
@@ -207,7 +208,7 @@ class ChildTransport:
     def _start(self) -> None:
         if not self._needs_another():
             return
-        self._started_s = time.monotonic()
+        self._ready_s = None
         life = self._starting = AgentLife(self.name, self, self._thread)
         settings = self._identity.next_life()
         try:

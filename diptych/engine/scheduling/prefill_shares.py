@@ -90,6 +90,7 @@ class PrefillShares:
         for seq in self._unfinished:
             before = self.ends.pop(seq, seq.num_planned_computed_tokens)
             end = self._end(seq, before - seq.num_planned_computed_tokens + self._left_for(seq))
+            end = max(before, end)  # its turn may have given it a part of a block
             if end > seq.num_planned_computed_tokens:
                 self.ends[seq] = end
                 self._spend(seq, end - before)

@@ -85,13 +85,23 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in shapes,
         "dtype": "float32",
     }
-    scaling = file.string(f"{prefix}rope.scaling.type", "none")
-    if scaling == "linear":
-        factor = _shortest(file.number(f"{prefix}rope.scaling.factor"))
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif scaling != "none":
-        raise ConfigurationError(f"{file.path}: rope scaling {scaling!r} is not supported")
-    return config
+    scaling = _rope_scaling(file, prefix)
+    return config if scaling is None else {**config, "rope_scaling": scaling}
+
+
+def _rope_scaling(file: GGUFFile, prefix: str) -> dict[str, Any] | None:
+    """None: positions are rotated as they are. Files from before the type was told have a factor
+    alone, in the oldest under another name; it is linear then, as llama.cpp takes it.
+    """
+    oldest = file.number(f"{prefix}rope.scale_linear", 0.0)
+    factor = _shortest(file.number(f"{prefix}rope.scaling.factor", oldest))
+    is_scaled = factor not in (0.0, 1.0)
+    kind = file.string(f"{prefix}rope.scaling.type", "linear" if is_scaled else "none")
+    if kind not in ("none", "linear"):
+        raise ConfigurationError(f"{file.path}: rope scaling {kind!r} is not supported")
+    if file.number(f"{prefix}rope.scaling.attn_factor", 1.0) != 1.0:
+        raise ConfigurationError(f"{file.path}: rope.scaling.attn_factor is not supported")
+    return {"rope_type": "linear", "factor": factor} if is_scaled and kind == "linear" else None
 
 
 def _llama(file: GGUFFile) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Layouts are compared whole, and each end has a name of its own."""
 
+import threading
+
 import pytest
 
-from diptych.errors import LayoutMismatchError
+from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer import endpoint as endpoints
 from kvtransfer.config import TransferConfig, TransportName
@@ -111,3 +113,22 @@ async def test_no_two_ends_of_a_process_call_their_agents_alike(
         )
         await end.close()
     assert names == ["w-1.prefill", "w-1.decode", "w-1"]
+
+
+async def test_a_library_that_hangs_as_it_is_opened_ends_that_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker tells it, instead of starting for ever."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(endpoints, "open_transport", lambda name, place: goes_on.wait())
+    monkeypatch.setattr(endpoints, "_OPEN_S", 0.01)
+    monkeypatch.setattr(endpoints, "_CLOSE_S", 0.01)
+    config = TransferConfig(transports=["nixl"])
+    layout = common_pb2.KVLayout(digest_level=config.digest_level, block_bytes=16)
+    try:
+        with pytest.raises(ConfigurationError, match=r"^transfer.transports: nixl: .* hangs"):
+            await TransferEndpoint.open(
+                config, incarnation="i", layout=layout, memory=HostMemory(bytearray(64), 16)
+            )
+    finally:
+        goes_on.set()

@@ -85,6 +85,29 @@ def test_what_is_not_supported_is_refused_by_name(
         imported(tmp_path / "m.gguf", tmp_path / "out")
 
 
+@pytest.mark.parametrize("key", ["scale_linear", "scaling.factor"])
+@pytest.mark.parametrize(
+    ("factor", "scaling"), [(4.0, {"rope_type": "linear", "factor": 4.0}), (1.0, None)]
+)
+def test_positions_are_scaled_though_no_kind_is_told(
+    tiny: dict[str, Path], key: str, factor: float, scaling: object, tmp_path: Path
+) -> None:
+    """As in files from before it was, of which the oldest have another name for the factor."""
+    path = tmp_path / "m.gguf"
+    write_gguf(tiny["llama"], path, extra_numbers=[(f"llama.rope.{key}", factor)])
+    config = json.loads((imported(path, tmp_path / "out") / "config.json").read_text())
+    assert config.get("rope_scaling") == scaling
+
+
+def test_attention_that_is_scaled_with_positions_is_refused(
+    tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    numbers = [("llama.rope.scaling.attn_factor", 0.9)]
+    write_gguf(tiny["llama"], tmp_path / "m.gguf", extra_numbers=numbers)
+    with pytest.raises(ConfigurationError, match="attn_factor"):
+        imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
 def test_a_tensor_without_a_place_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
     tensors = [("blk.0.attn_sinks.weight", np.zeros(4, np.float32))]
     write_gguf(tiny["llama"], tmp_path / "m.gguf", extra_tensors=tensors)

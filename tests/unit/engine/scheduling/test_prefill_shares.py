@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput
@@ -80,3 +81,21 @@ def test_all_are_computed_whatever_they_cost() -> None:
             assert step(scheduler, cost)
             num_steps += 1
         assert num_steps <= len(lengths) + sum(lengths) // 250
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128, 256])
+def test_a_long_prompt_gets_on_beside_short_ones_however_large_blocks_are(block_size: int) -> None:
+    """What its turn gave it is less than a block, and one of those that end comes each step."""
+    num_computed = 0
+    for num_left in (block_size // 2, block_size, 2 * block_size):
+        shares = PrefillShares(num_left, block_size=block_size, max_step_tokens=512)
+        long, short = make_sequence([1] * 3000), make_sequence([2] * min(7, num_left // 2))
+        shares.take(long)
+        given = shares.ends[long]
+        assert given > 0
+        shares.take(short)
+        shares.share_out_rest()
+        assert shares.ends.get(long, 0) >= given
+        assert sum(shares.ends.values()) <= num_left
+        num_computed += shares.ends[long]
+    assert num_computed

@@ -13,7 +13,13 @@ from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.block_shares import Pieces
-from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError, UndeadAgentError
+from kvtransfer.errors import (
+    AgentLostError,
+    BrokenReadError,
+    SourceLostError,
+    TransportError,
+    UndeadAgentError,
+)
 from tests import nixl_library
 from tests.nixl_library import DisconnectError, Handle
 
@@ -89,7 +95,7 @@ def test_an_error_somebody_keeps_does_not_keep_the_agent(
         gc.enable()
     assert isinstance(caught.value.error, SourceLostError)
     assert isinstance(caught.value.__cause__, DisconnectError)
-    with pytest.raises(TransportError, match="torn down"):
+    with pytest.raises(AgentLostError, match="torn down"):
         unfinished.poll()
 
 

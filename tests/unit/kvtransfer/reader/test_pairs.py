@@ -137,6 +137,37 @@ async def test_an_agent_is_torn_down_for_an_old_read_or_for_many(
     assert table.counters.num_agent_teardowns == len(torn_down)
 
 
+async def test_an_agent_that_does_not_go_keeps_nothing_else_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may hang in the system: others are torn down, and routers that left are forgotten."""
+    monkeypatch.setattr("kvtransfer.reader.pairs._REAP_INTERVAL_S", 0)
+    table = make_table()
+    asked: list[str] = []
+
+    async def rebuild(transport: str) -> None:
+        asked.append(transport)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(table._endpoint, "rebuild", rebuild)
+    old_s = time.monotonic() - 60.0
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(table.run())
+        table._quarantine.orphan([ReadRecord(frozenset({1}), "nixl")], old_s)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert asked == ["nixl"]
+        table.set_peers("router", [PeerKey("127.0.0.1:1", "source")])
+        table._left["router"] = old_s
+        table._quarantine.orphan([ReadRecord(frozenset({2}), "ucxx")], old_s)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not table._pairs
+        running.cancel()
+    assert asked == ["nixl", "ucxx"]  # each once, for as long as it takes
+    assert table.counters.num_agent_teardowns == 2
+
+
 async def test_the_other_agents_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = make_table()._endpoint
     rebuilt: list[str] = []

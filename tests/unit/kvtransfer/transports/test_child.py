@@ -1,6 +1,7 @@
 """Agents' processes come, go and are replaced; a read ends with its word or with its process."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -221,6 +222,25 @@ def test_a_successor_that_dies_is_followed_by_another(rig: Rig) -> None:
     rig.thread.pass_time()
     assert rig.transport.ready
     assert len(rig.alive()) == 1
+
+
+@pytest.mark.parametrize("failed_after_s", [2.0, 12.0, 29.0])
+def test_an_agent_that_cannot_start_is_left_alone_for_a_while_however_long_it_took_to_fail(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, failed_after_s: float
+) -> None:
+    """To register a large pool takes long, and costs CPU."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    rig.thread.jobs.clear()
+    now_s += failed_after_s
+    rig.processes[-1].say(Kind.UNABLE, 0, pack_error(TransportError("no memory may be locked")))
+    rig.processes[-1].end()
+    assert [delay_s for delay_s, _ in rig.thread.jobs] == [TransferConfig().reprove_s]
+    rig.thread.pass_time()
+    rig.ready()
+    now_s += 60.0  # and one that served for long is followed at once
+    rig.processes[-1].end()
+    assert [delay_s for delay_s, _ in rig.thread.jobs] == [0.0]
 
 
 @pytest.mark.parametrize("has_read", [True, False])

@@ -97,7 +97,7 @@ def test_reads_that_do_not_finish_end_with_their_agent_soon(
     inside.transport.rebuild()
     assert not copy.poll()
     inside.thread.turn()
-    with pytest.raises(TransportError, match="torn down"):
+    with pytest.raises(AgentLostError, match="torn down"):
         copy.poll()
     assert not inside.transport.retiring
 

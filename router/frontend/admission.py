@@ -42,6 +42,7 @@ from router.request.resolved import ResolvedRequest
 
 T = TypeVar("T")
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
+_MOST_WORDS = 8  # requests whose bad words are kept in tokens
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _MAX_TOKENIZING = 2  # at a time
 # A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
@@ -78,6 +79,7 @@ class Admission:
         self._to_tokenize = FairPlaces(
             _MAX_TOKENIZING, config.max_queue, "long prompts wait to be tokenised"
         )
+        self._bad_words: dict[tuple[str, ...], frozenset[tuple[int, ...]]] = {}  # of late
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -201,7 +203,10 @@ class Admission:
             )
         facts = self._facts()
         validation.check(request, facts)
-        return await _within(deadline_s, self._encode(request, facts.max_model_len))
+        prompt = await _within(deadline_s, self._encode(request, facts.max_model_len))
+        if not request.sampling.bad_words:
+            return prompt
+        return prompt._replace(bad_words=await _within(deadline_s, self._encode_words(request)))
 
     async def check(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         """What it becomes, as far as that needs no worker. Raises DiptychError.
@@ -270,14 +275,13 @@ class Admission:
         claim: Claim,
         form: CheckedForm | None,
     ) -> ResolvedRequest:
-        words = request.sampling.bad_words
         return validation.resolve(
             request,
             prompt,
             self._facts(),
             drawn_seed=secrets.randbits(63),
             claim=claim,
-            bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
+            bad_words=prompt.bad_words,
             form=form,
         )
 
@@ -290,6 +294,20 @@ class Admission:
             return await asyncio.get_running_loop().run_in_executor(
                 self._tokenizing, validation.tokenize, request, tokenizer, max_model_len
             )
+
+    async def _encode_words(self, request: GenerationRequest) -> frozenset[tuple[int, ...]]:
+        """The tokens of its bad words: of several prompts that have the same ones, once."""
+        words = tuple(request.sampling.bad_words)
+        found = self._bad_words.get(words)
+        if found is None:
+            async with self._to_tokenize.place(request.tenant.name):
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._tokenizing, validation.tokenize_bad_words, words, self._model.tokenizer
+                )
+            if len(self._bad_words) >= _MOST_WORDS:
+                self._bad_words.pop(next(iter(self._bad_words)), None)  # the first that came
+            self._bad_words[words] = found
+        return found
 
     async def _wait_found(self, deadline_s: float | None) -> None:
         """No worker was ever heard of: wait for the first, within bounds."""

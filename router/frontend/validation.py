@@ -61,6 +61,8 @@ class EncodedPrompt(NamedTuple):
     token_ids: list[int]
     own_end: str | None = None
     """Behind all in which clients' control tokens are plain text; None: there is no such part."""
+    bad_words: frozenset[tuple[int, ...]] = frozenset()
+    """Those of the request, in tokens."""
 
 
 def check(request: GenerationRequest, facts: ModelFacts) -> None:

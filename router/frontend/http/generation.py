@@ -213,6 +213,7 @@ class GenerationAnswers:
         checked, room = [], self._logprob_room(asked)
         for each in (asked, *asked.others):
             request = replace(each.request, tenant=exchange.tenant, logprob_room=room)
+            await asyncio.sleep(0)  # there may be many, and others are served meanwhile
             try:
                 resolved = await self.admission.check(request, deadline_s)
             except DiptychError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,10 +26,17 @@ from diptych.tenant import NOBODY
 from diptych.text.chat_template import Message, Tool
 from router.cluster.members import Cluster
 from router.config import RouterConfig
+from router.frontend import validation
 from router.frontend.admission import Admission
 from router.frontend.served_model import ServedModel
 from router.frontend.validation import EncodedPrompt
-from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, ToolChoice
+from router.generation.request import (
+    ChatPrompt,
+    GenerationRequest,
+    TextPrompt,
+    TokenPrompt,
+    ToolChoice,
+)
 from tests.text_models import byte_level_tokenizer, write_folder
 
 
@@ -239,3 +247,39 @@ async def test_who_leaves_does_not_free_a_thread_that_still_tokenises(
     await door.close()
     assert max(at_once) == 2
     assert len(at_once) == 3, "those that waited for a thread were never begun"
+
+
+async def test_bad_words_of_many_prompts_take_the_loop_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are encoded by another thread, and once, however many prompts have the same ones."""
+    door = admission()
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer())
+    model: Any = SimpleNamespace(name="m", tokenizer=tokenizer, recommended=NOTHING_SAID)
+    door._model, door._cluster = model, cast(Cluster, Unfound())
+    threads: list[threading.Thread] = []
+    encode = validation.tokenize_bad_words
+
+    def noted(*given: Any) -> frozenset[tuple[int, ...]]:
+        threads.append(threading.current_thread())
+        return encode(*given)
+
+    monkeypatch.setattr(validation, "tokenize_bad_words", noted)
+
+    def asked(*words: str) -> GenerationRequest:
+        sampling = replace(NOTHING_SAID, bad_words=words)
+        return GenerationRequest(prompt=TokenPrompt((1,)), sampling=sampling, num_bytes=9)
+
+    for _ in range(20):
+        resolved = await door.check(asked("one", "two"), None)
+        assert resolved.sampling.bad_words == encode(["one", "two"], tokenizer)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+    assert (await door.check(asked(), None)).sampling.bad_words == frozenset()
+    for number in range(100):  # and few are kept
+        await door.check(asked(str(number)), None)
+    assert len(threads) == 101
+    assert len(door._bad_words) < 20
+    with pytest.raises(InvalidRequestError) as caught:
+        await door.check(asked("one", ""), None)
+    assert caught.value.metadata["field"] == "sampling.bad_words[1]"

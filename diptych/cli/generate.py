@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +51,8 @@ class _GenerateConfig(Connection):
     expect_handoff: bool = Field(
         False,
         description="Fail unless a decode worker pulled the prompt's KV and computed none of it. "
-        "Routers do not ship short prompts.",
+        "The prompt's log probabilities are asked for, which prefill workers alone tell: else short "
+        "prompts are not shipped, and no prompt is where a decode worker is as soon done with it.",
     )
     expect_trace: str | None = Field(
         None,
@@ -80,6 +82,8 @@ class _GenerateConfig(Connection):
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
         """The request that these settings describe. Raises InvalidRequestError."""
         options, said = read_options(self), self.chat
+        if self.expect_handoff:
+            options = replace(options, prompt_logprobs=0)
         tools = read_tools(self.tools, self.tool_choice)
         level = ServiceLevel(self.priority, self.ttft_ms, self.tpot_ms)
         level.check()

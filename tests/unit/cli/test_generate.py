@@ -44,6 +44,13 @@ def test_flags_become_options() -> None:
     assert (list(asked.stop), list(asked.stop_token_ids)) == (["a", "b"], [7])
 
 
+def test_a_handoff_is_expected_of_what_only_a_prefill_worker_can_do() -> None:
+    """Whatever the router makes of the prompt's length, and of objectives."""
+    assert request("Hello", "--expect-handoff").sampling.prompt_logprobs == 0
+    assert request("Hello", "--expect-handoff").sampling.HasField("prompt_logprobs")
+    assert not request("Hello").sampling.HasField("prompt_logprobs")
+
+
 def test_texts_are_as_they_are_given() -> None:
     """No list that is parted at commas, trimmed, or read as JSON: a line's end may be a stop."""
     odd = ["\n", "a, b", " c ", "[INST]", '"', "{", "7", "true", "None", "\\n"]

@@ -132,7 +132,7 @@ def _read_turn(turn: _Turn, path: str) -> Message:
         calls.append(ToolCall(call.id, call.function.name, arguments))
     return Message(
         role=role,
-        content=read_text(turn.content, f"{path}.content"),
+        content=read_text(turn.content, f"{path}.content", of_model=role == "assistant"),
         tool_calls=tuple(calls),
         tool_call_id=turn.tool_call_id or "",
         reasoning=turn.reasoning_content or turn.reasoning or "",

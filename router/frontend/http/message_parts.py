@@ -9,6 +9,7 @@ from diptych.errors import InvalidRequestError
 from router.frontend.http.body import StrictModel
 from router.frontend.validation import MAX_PARTS
 
+_REFUSAL: Final = "refusal"
 _TEXT: Final = frozenset({"text"})
 
 
@@ -17,6 +18,7 @@ class Part(StrictModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None  # what a model said instead, as OpenAI's types have it
 
 
 def _as_parts(value: object) -> object:
@@ -33,16 +35,20 @@ def _as_parts(value: object) -> object:
 Parts = Annotated[list[Part], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)]
 
 
-def read_text(parts: Sequence[Part], path: str, kinds: Collection[str] = _TEXT) -> str:
-    """What they say together; ``kinds`` are the types that are texts.
+def read_text(
+    parts: Sequence[Part], path: str, kinds: Collection[str] = _TEXT, *, of_model: bool = False
+) -> str:
+    """What they say together; ``kinds`` are the types that are texts. A model may have refused.
 
     Raises InvalidRequestError.
     """
     texts = []
     for index, part in enumerate(parts):
-        if part.type not in kinds:
+        is_refusal = of_model and part.type == _REFUSAL
+        if part.type not in kinds and not is_refusal:
             raise InvalidRequestError("only text is supported", field=f"{path}[{index}].type")
-        if part.text is None:
-            raise InvalidRequestError("is required", field=f"{path}[{index}].text")
-        texts.append(part.text)
+        name, text = (_REFUSAL, part.refusal) if is_refusal else ("text", part.text)
+        if text is None:
+            raise InvalidRequestError("is required", field=f"{path}[{index}].{name}")
+        texts.append(text)
     return "".join(texts)

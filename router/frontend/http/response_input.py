@@ -124,8 +124,9 @@ class _Reader:
         role = _required(item.role, f"{path}.role")
         if role not in _ROLES:
             raise InvalidRequestError(f"should be one of {', '.join(_ROLES)}", field=f"{path}.role")
-        content = read_text(item.content, f"{path}.content", _TEXTS)
-        if _ROLES[role] != "assistant":
+        of_model = _ROLES[role] == "assistant"
+        content = read_text(item.content, f"{path}.content", _TEXTS, of_model=of_model)
+        if not of_model:
             self.add(Message(_ROLES[role], content), path)
             return
         turn = self._turn

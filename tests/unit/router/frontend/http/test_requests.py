@@ -238,6 +238,26 @@ def test_detail_12_a_chat_asks_otherwise_for_log_probabilities() -> None:
     assert refusal({"model": "m", "prompt": "p", "logprobs": True}).field == "logprobs"
 
 
+def test_what_a_model_refused_is_what_it_said() -> None:
+    """As OpenAI's types have it in a history."""
+    parts = [{"type": "refusal", "refusal": "I cannot"}, {"type": "text", "text": " now"}]
+    asked = chat(
+        messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": parts}]
+    )
+    assert isinstance(asked.request.prompt, ChatPrompt)
+    assert asked.request.prompt.messages[1] == Message("assistant", "I cannot now")
+    message = {"role": "assistant", "content": [{"type": "refusal", "text": "a"}]}
+    assert (
+        refusal({"model": "m", "messages": [message]}, is_chat=True).field
+        == "messages[0].content[0].refusal"
+    )
+    message["role"] = "user"
+    assert (
+        refusal({"model": "m", "messages": [message]}, is_chat=True).field
+        == "messages[0].content[0].type"
+    )
+
+
 def test_a_chat() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     asked = chat(

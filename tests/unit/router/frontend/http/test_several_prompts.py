@@ -189,6 +189,30 @@ class World:
         return num
 
 
+async def test_others_are_served_between_the_checks_of_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be many, and each may take a while."""
+    turns: list[int] = [0]
+    check = Door.check
+
+    async def turn() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns[-1] += 1
+
+    async def checked(self: Door, *asked: Any) -> ResolvedRequest:
+        turns.append(0)
+        return await check(self, *asked)
+
+    monkeypatch.setattr(Door, "check", checked)
+    others = asyncio.create_task(turn())
+    await World().ask(20)
+    others.cancel()
+    assert len(turns) == 21
+    assert min(turns) > 0
+
+
 @pytest.mark.parametrize("max_concurrent", [1, 8, 20])
 async def test_all_are_answered_on_the_places_that_there_are(max_concurrent: int) -> None:
     world = World(Limits(max_concurrent=max_concurrent))

@@ -51,8 +51,8 @@ class _GenerateConfig(Connection):
     expect_handoff: bool = Field(
         False,
         description="Fail unless a decode worker pulled the prompt's KV and computed none of it. "
-        "The prompt's log probabilities are asked for, which prefill workers alone tell: else short "
-        "prompts are not shipped, and no prompt is where a decode worker is as soon done with it.",
+        "The prompt's log probabilities are asked for, which prefill workers alone tell: else "
+        "short prompts are not shipped, and none is where a decode worker is as soon done with it.",
     )
     expect_trace: str | None = Field(
         None,

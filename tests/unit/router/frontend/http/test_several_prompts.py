@@ -206,9 +206,10 @@ async def test_others_are_served_between_the_checks_of_prompts(
         return await check(self, *asked)
 
     monkeypatch.setattr(Door, "check", checked)
-    others = asyncio.create_task(turn())
-    await World().ask(20)
-    others.cancel()
+    async with asyncio.TaskGroup() as tasks:
+        others = tasks.create_task(turn())
+        await World().ask(20)
+        others.cancel()
     assert len(turns) == 21
     assert min(turns) > 0
 

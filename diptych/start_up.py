@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TypeVar
 
 from diptych.process import StuckThreadError
@@ -42,3 +43,36 @@ async def unless_stopped(
         return await working
     except AbandonedError:
         return None
+
+
+async def entered_unless_stopped(
+    context: AbstractAsyncContextManager[object],
+    stop: asyncio.Event,
+    *,
+    stack: AsyncExitStack,
+    tasks: asyncio.TaskGroup,
+    name: str,
+) -> bool:
+    """Whether ``stack`` has entered ``context``; False: ``stop`` was set before, and it was
+    cancelled as it was entered. Raises what that raises; ``name`` says what is waited for.
+    """
+    entering = asyncio.current_task()
+    assert entering is not None
+    was_stopped = False
+
+    async def give_up() -> None:
+        nonlocal was_stopped
+        await stop.wait()
+        was_stopped = True
+        entering.cancel()
+
+    giving_up = tasks.create_task(give_up(), name=f"stop while {name}")
+    try:
+        await stack.enter_async_context(context)
+    except asyncio.CancelledError:
+        if not was_stopped or entering.uncancel():  # somebody else wants its end, too
+            raise
+        return False
+    finally:
+        giving_up.cancel()
+    return True

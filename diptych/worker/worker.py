@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
 
 from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
 from diptych.process import settle
 from diptych.progress import abandonable
 from diptych.service_host import ServiceHost
-from diptych.start_up import unless_stopped
+from diptych.start_up import entered_unless_stopped, unless_stopped
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig
@@ -125,22 +125,35 @@ class WorkerLife:
             if model.team is not None:
                 watches.append(tasks.create_task(self._watch_ranks(model.team), name="rank-watch"))
             try:
-                async with self._serving.attached(parts, metrics):
-                    try:
-                        settle()
-                        self._status.cache_log = parts.engine.cache_log
-                        self._status.loaded = True
-                        watching = self._watch(parts, tasks)
-                        await stop.wait()
-                        for task in watching:
-                            task.cancel()
-                        await self._drain()
-                    finally:
-                        await self._host.server.stop(_STOP_GRACE_S)
+                async with AsyncExitStack() as serving:
+                    if await entered_unless_stopped(
+                        self._serving.attached(parts, metrics),
+                        stop,
+                        stack=serving,
+                        tasks=tasks,
+                        name="opening transports",
+                    ):
+                        await self._serve_until(stop, parts, tasks)
             finally:
                 await self._end_engine(engine, parts)
             for watch in watches:
                 watch.cancel()
+
+    async def _serve_until(
+        self, stop: asyncio.Event, parts: EngineParts, tasks: asyncio.TaskGroup
+    ) -> None:
+        """All is attached: tell so, and drain once ``stop`` is set."""
+        try:
+            settle()
+            self._status.cache_log = parts.engine.cache_log
+            self._status.loaded = True
+            watching = self._watch(parts, tasks)
+            await stop.wait()
+            for task in watching:
+                task.cancel()
+            await self._drain()
+        finally:
+            await self._host.server.stop(_STOP_GRACE_S)
 
     async def _end_engine(self, engine: asyncio.Task[None], parts: EngineParts) -> None:
         """Let the engine end its last step, however serving ended. Raises EngineStuckError.

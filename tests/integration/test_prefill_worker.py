@@ -321,3 +321,25 @@ async def test_a_leaked_block_fails_the_health_check(
         assert await worker.health() == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await worker.health("") == health_pb2.HealthCheckResponse.NOT_SERVING, "end it"
         assert (await worker.metrics())["diptych_kv_block_mismatches_total"] == 1
+
+
+async def test_who_is_stopped_does_not_wait_for_a_transport_that_hangs_as_it_is_opened(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hanging(name: str, place: object) -> None:
+        loop.call_soon_threadsafe(opens.set)
+        goes_on.wait()
+
+    monkeypatch.setattr("kvtransfer.endpoint.open_transport", hanging)
+    monkeypatch.setattr("kvtransfer.endpoint._CLOSE_S", 0.1)
+    try:
+        async with (
+            prefill_worker(tiny_llama, tmp_path, SETTINGS, wait_ready=False),
+            within(PATIENCE_S),
+        ):
+            await opens.wait()
+    finally:
+        goes_on.set()

@@ -158,12 +158,13 @@ async def _running(
 
 @asynccontextmanager
 async def prefill_worker(
-    model: Path, tmp_path: Path, settings: Settings, **more: Any
+    model: Path, tmp_path: Path, settings: Settings, *, wait_ready: bool = True, **more: Any
 ) -> AsyncIterator[Worker]:
-    """A prefill worker that is ready."""
+    """A prefill worker that is ready (or, unless ``wait_ready``, has begun to listen)."""
     config = PrefillWorkerConfig(**_common(model, tmp_path / "prefill.json"), **settings, **more)
     async with _running(prefill_app.serve, config) as worker:
-        await worker.wait_ready()
+        if wait_ready:
+            await worker.wait_ready()
         yield worker
 
 

@@ -4,13 +4,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from diptych.process import StuckThreadError
 from diptych.progress import abandonable, silent
-from diptych.start_up import unless_stopped
+from diptych.start_up import entered_unless_stopped, unless_stopped
 from diptych.timers import Timers
 from router import app
 from router.config import RouterConfig
@@ -82,3 +83,79 @@ async def test_a_router_that_is_told_to_stop_while_it_fetches_its_model_stops(
     asyncio.get_running_loop().call_soon(stop.set)
     async with within(5.0):
         await app.serve(config, stop, lambda port: None)
+
+
+class Opening:
+    """A context that is entered once it may."""
+
+    def __init__(self) -> None:
+        self.may, self.begun = asyncio.Event(), asyncio.Event()
+        self.is_open = False
+        self.error: Exception | None = None
+
+    async def __aenter__(self) -> None:
+        self.begun.set()
+        await self.may.wait()
+        if self.error is not None:
+            raise self.error
+        self.is_open = True
+
+    async def __aexit__(self, *error: object) -> None:
+        self.is_open = False
+
+
+async def entered(opening: Opening, stop: asyncio.Event) -> bool:
+    """Whether it is open, and it is no more in the end."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        found = await entered_unless_stopped(
+            opening, stop, stack=stack, tasks=tasks, name="opening"
+        )
+        assert found is opening.is_open
+        await asyncio.sleep(0)  # nothing is left that would cancel it
+    assert not opening.is_open
+    return found
+
+
+async def test_what_can_be_entered_is() -> None:
+    opening, stop = Opening(), asyncio.Event()
+    opening.may.set()
+    async with within(2):
+        assert await entered(opening, stop)
+
+
+async def test_who_is_stopped_enters_nothing_more() -> None:
+    opening, stop = Opening(), asyncio.Event()
+    async with within(2), asyncio.TaskGroup() as tasks:
+        entering = tasks.create_task(entered(opening, stop))
+        await opening.begun.wait()
+        stop.set()
+    assert not entering.result()
+
+
+async def test_who_is_stopped_just_as_it_enters_may_do_either() -> None:
+    opening, stop = Opening(), asyncio.Event()
+    async with within(2), asyncio.TaskGroup() as tasks:
+        entering = tasks.create_task(entered(opening, stop))
+        await opening.begun.wait()
+        opening.may.set()
+        stop.set()
+    assert entering.result() in (True, False)
+
+
+async def test_what_fails_as_it_is_entered_is_told() -> None:
+    opening, stop = Opening(), asyncio.Event()
+    opening.error = ValueError("no such device")
+    opening.may.set()
+    async with within(2):
+        with pytest.raises(ExceptionGroup) as caught:
+            await entered(opening, stop)
+    assert caught.group_contains(ValueError, match="no such device")
+
+
+async def test_who_is_cancelled_is_not_stopped() -> None:
+    opening, stop = Opening(), asyncio.Event()
+    async with within(2), asyncio.TaskGroup() as tasks:
+        entering = tasks.create_task(entered(opening, stop))
+        await opening.begun.wait()
+        entering.cancel()
+    assert entering.cancelled()

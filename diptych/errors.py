@@ -101,6 +101,13 @@ class DiskFullError(DiptychError):
     reason = "DISK_FULL"
 
 
+class DatabaseAwayError(DiptychError):
+    """What the server stores things in does not answer, or somebody else holds it. Try later."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "DATABASE_AWAY"
+
+
 class BatchNotOpenError(DiptychError):
     """The batch has ended, or all its lines have: too late to cancel it."""
 

@@ -15,11 +15,16 @@ from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from batch_server.store.tables import METADATA
-from diptych.errors import ConfigurationError, DiskFullError
+from diptych.errors import (
+    RETRY_LATER_S,
+    ConfigurationError,
+    DatabaseAwayError,
+    DiskFullError,
+)
 from diptych.process import StuckThreadError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +47,8 @@ _PG_SETTINGS: Final = (
 )
 _RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
 _PG_DISK_FULL: Final = "53100"
+_PG_AWAY: Final = ("08", "57P")  # how states begin: no connection, or its server ends
+_SQLITE_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # by somebody else
 _BUSY_MS: Final = 5000
 _CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -112,7 +119,7 @@ class Database:
     ) -> T:
         """What ``work`` returns, once it is stored; where it raises nothing is.
 
-        Raises DiskFullError.
+        Raises DiskFullError, DatabaseAwayError.
         """
         try:
             return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
@@ -135,6 +142,11 @@ class Database:
             with self._engine.begin() as connection:
                 return work(connection, *args, **kwargs)
         except DBAPIError as error:
+            if _is_away(error):
+                why = " ".join(str(error.orig).split())
+                logger.warning("the database does not answer", extra={"error": why})
+                reason = "the server's database does not answer: try again later"
+                raise DatabaseAwayError(reason, retry_after_s=RETRY_LATER_S) from None
             if not _is_full(error):
                 raise
             logger.error("the disk of the database is full", extra={"database": repr(self._url)})
@@ -207,6 +219,17 @@ def _is_full(error: DBAPIError) -> bool:
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return True
     return getattr(error.orig, "sqlstate", None) == _PG_DISK_FULL
+
+
+def _is_away(error: DBAPIError) -> bool:
+    """Whether it may pass by itself: somebody else holds the database, or no connection lasts."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return (code & 0xFF) in _SQLITE_HELD
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_PG_AWAY)
+    return error.connection_invalidated or isinstance(error, OperationalError)
 
 
 def _lively(url: URL) -> dict[str, object]:

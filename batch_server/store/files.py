@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batch_server.records import StoredFile
 from batch_server.store.database import Database
 from batch_server.store.tables import CHUNKS, FILES, RESULTS
-from diptych.errors import DiskFullError
+from diptych.errors import DatabaseAwayError, DiskFullError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class FileStore:
         """
         try:
             await self._database.call(_drop_unfinished)
-        except (SQLAlchemyError, DiskFullError) as error:
+        except (SQLAlchemyError, DiskFullError, DatabaseAwayError) as error:
             logger.warning("unfinished uploads are still there", extra={"error": str(error)})
             return await self._database.call(_unfinished_ids)
         return ()

@@ -13,7 +13,7 @@ class BatchError(Exception):
 
 
 class AwayError(BatchError):
-    """It could not be reached, or the connection broke."""
+    """It could not be reached, the connection broke, or it cannot answer now."""
 
 
 class BatchClient(Protocol):

@@ -114,8 +114,7 @@ class HttpBatchClient:
                 **sent,  # type: ignore[arg-type]
             )
             if response.status_code != 200:
-                is_refused = 400 <= response.status_code < 500
-                raise (_RefusedError if is_refused else BatchError)(_reason(response))
+                raise _error_of(response.status_code)(_reason(response))
             try:
                 content: Mapping[str, object] = response.json()
             except ValueError:
@@ -133,6 +132,13 @@ class HttpBatchClient:
             raise AwayError(f"{self._url}: {str(error) or type(error).__name__}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BatchError(str(error) or type(error).__name__) from None
+
+
+def _error_of(status: int) -> type[BatchError]:
+    """What an answer with that status is; a server or a proxy that fails may be well soon."""
+    if status >= 500:
+        return AwayError
+    return _RefusedError if status >= 400 else BatchError
 
 
 def _reason(response: httpx.Response) -> str:

@@ -58,6 +58,7 @@ class AnswerReader:
         self.is_whole = False
         self._request = request
         self._started: inference_pb2.Started | None = None  # of the first call that had one
+        self._prompt_token_ids: tuple[int, ...] = ()  # which that one has
         self._token_ids = list(request.emitted_token_ids)
         self._model_digest = request.model_digest  # of the weights that those are of
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first token comes
@@ -126,6 +127,7 @@ class AnswerReader:
         self._model_digest = told or (began if self._token_ids else "")
         if self._started is None:
             self._started = started
+            self._prompt_token_ids = tuple(started.prompt_token_ids)
             return
         for name in ("model", "seed"):
             self._check_same(name, getattr(self._started, name), getattr(started, name))
@@ -170,7 +172,7 @@ class AnswerReader:
             seed=started.seed,
             model_digest=self._model_digest,
             now_unix_s=started.now_unix_s,
-            prompt_token_ids=tuple(started.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             text=said.text,
             reasoning=said.reasoning,
             tool_calls=said.tool_calls,
@@ -225,7 +227,7 @@ class AnswerReader:
             seed=started.seed,
             model_digest=self._model_digest,
             now_unix_s=started.now_unix_s,
-            prompt_token_ids=tuple(started.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             **members,
         )
 
@@ -256,7 +258,7 @@ class AnswerReader:
             seed=started.seed,
             model_digest=self._model_digest,
             now_unix_s=started.now_unix_s,
-            prompt_token_ids=tuple(started.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             position=self.num_tokens,
             finish_reason=FinishReason(finished.reason),
             stop_match=finished.stop,

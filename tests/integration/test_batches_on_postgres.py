@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import OperationalError
 
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store import database
 from batch_server.store.database import Database
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, DatabaseAwayError
 from tests import postgres
 from tests.unit.batch_server.rig import NOW_S, Death, FakeRouters, KilledError, line, opened, texts
 
@@ -87,7 +86,7 @@ async def test_a_connection_that_broke_is_made_anew_and_the_batch_goes_on(
         await rig.add_batch(expires_s=NOW_S + 10**6)
         await asyncio.to_thread(end_sessions, url)
         runner = Runner(rig.needs, at_once)
-        with suppress(OperationalError):
+        with suppress(DatabaseAwayError):
             await rig.get()
         running = tasks.create_task(runner.run(), name="runner")
         while (await rig.get()).status is not BatchStatus.COMPLETED:
@@ -100,7 +99,7 @@ async def test_a_server_from_which_another_took_the_database_ends(url: str) -> N
     async with Database(url, relock_s=1) as first:
         keeping = asyncio.get_running_loop().create_task(first.keep())
         await asyncio.to_thread(end_sessions, url)
-        with pytest.raises(OperationalError):
+        with pytest.raises(DatabaseAwayError):
             await first.call(one)
         async with Database(url):
             with pytest.raises(ConfigurationError, match="another process"):
@@ -114,7 +113,7 @@ async def test_the_lock_of_ones_own_session_is_waited_for(url: str) -> None:
     engine = create_engine(url)
     async with Database(url) as first:
         await asyncio.to_thread(end_sessions, url)
-        with pytest.raises(OperationalError):
+        with pytest.raises(DatabaseAwayError):
             await first.call(one)
         with engine.connect() as session:
             session.execute(text(f"SELECT pg_advisory_lock({database._PG_LOCK})"))

@@ -28,6 +28,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "QUEUE_TIMEOUT": 429,
     "QUOTA_EXCEEDED": 429,
     "DEADLINE_UNREACHABLE": 429,
+    "DATABASE_AWAY": 503,
     "NO_WORKER": 503,
     "WORKER_LOST": 503,
     "WORKER_DRAINING": 503,

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError
 
 from batch_server.desk.batches import BatchDesk
 from batch_server.desk.files import FileDesk, UploadBounds
@@ -21,7 +20,7 @@ from batch_server.status import BatchStatus
 from batch_server.store import database
 from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
-from diptych.errors import NotFoundError
+from diptych.errors import DatabaseAwayError, NotFoundError
 from diptych.process import StuckThreadError
 from tests.unit.batch_server.rig import BATCH, NOW_S, FakeRouters, Rig, held_up, line, opened
 from tests.waiting import until
@@ -182,7 +181,7 @@ async def test_what_a_failed_upload_left_takes_no_room_once_the_database_is_back
                 other.execute("BEGIN IMMEDIATE")
             yield b"x" * 900_000
 
-        with pytest.raises(OperationalError, match="locked"):
+        with pytest.raises(DatabaseAwayError):
             await desk.store("t", "f", 900_000, pieces(is_locked=True))
         other.execute("ROLLBACK")
         other.close()

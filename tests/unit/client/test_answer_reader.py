@@ -57,6 +57,23 @@ def test_what_is_told_of_the_prompt_comes_once_with_the_first_token() -> None:
     assert second.prompt_logprobs == ()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_all_chunks_have_one_list_of_the_prompts_tokens(n: int) -> None:
+    reader = AnswerReader(GenerateRequest(text="a", sampling=SamplingOptions(n=n)))
+    reader.next_request()
+    reader.read(GenerateResponse(started=Started(prompt_token_ids=[3, 4])))
+    chunks = [reader.read(delta(0, 5)), reader.read(delta(1, 6))]
+    ends = [GenerateResponse(choice_finished=ChoiceFinished(choice=each)) for each in range(n)]
+    for end in ends:
+        end.choice_finished.reason = common_pb2.FINISH_REASON_LENGTH
+        chunks.append(reader.read(end))
+    chunks.append(reader.read(SUMMARY))
+    told_ids = [each.prompt_token_ids for each in chunks if each is not None]
+    assert told_ids[0] == (3, 4)
+    assert len(told_ids) >= 3
+    assert {id(each) for each in told_ids} == {id(told_ids[0])}
+
+
 def test_the_best_of_several_cannot_go_on_either() -> None:
     """Though one comes: which it would be is known only when all are there."""
     for best_of, can_go_on in ((0, True), (1, True), (2, False)):

@@ -26,6 +26,10 @@ class Classes(NamedTuple):
     default_class: RequestClass | None = None  # of those that do not say it
     highest_class: RequestClass | None = None  # the most urgent that one may be
 
+    def over(self, others: "Classes") -> "Classes":
+        """These, and where they say nothing what the others say."""
+        return Classes(*(b if a is None else a for a, b in zip(self, others, strict=True)))
+
 
 class Terms(NamedTuple):
     """All that is said of a tenant."""
@@ -40,6 +44,11 @@ class Tenant(NamedTuple):
     name: str
     limits: Limits = Limits()
     classes: Classes = Classes()
+
+    def over(self, terms: Terms) -> "Tenant":
+        """The same; of what nothing is said of it these hold."""
+        limits, classes = self.limits.over(terms.limits), self.classes.over(terms.classes)
+        return Tenant(self.name, limits, classes)
 
 
 NOBODY = Tenant("")

@@ -40,7 +40,7 @@ MAX_NUMBERS = 2048 * 4096
 MAX_SCORED = 2**20
 """Log probabilities of one answer: 4 MB while they wait for each other, and 22 MB of JSON."""
 
-# Ends that the client brought about: what was reserved is not given back.
+# Ends that the client brought about: what workers were asked for is not given back.
 _CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
 
 Work = TypeVar("Work", ScoreRequest, EmbedRequest)
@@ -61,6 +61,13 @@ class PromptCall(Generic[Work]):
         """Before any worker is asked. Raises QuotaExceededError."""
         self.quota.reserve(num_tokens)
         self.num_reserved = num_tokens
+
+    def num_used(self, outcome: str) -> int:
+        """Tokens that count; none where it failed, and not by the client."""
+        if self.usage is not None:
+            return self.num_reserved
+        num_placed = self.errand.num_placed_tokens if outcome in _CLIENTS_OWN else 0
+        return min(self.num_reserved, num_placed)
 
 
 class PromptAnswers:
@@ -196,12 +203,11 @@ class PromptAnswers:
         def tell(outcome: str) -> None:
             usage = None
             if calls:
-                usage = calls[0].usage
-                is_taken = usage is not None or outcome in _CLIENTS_OWN
-                if outcome in NO_ROOM and not is_taken:
+                usage, num_used = calls[0].usage, calls[0].num_used(outcome)
+                if outcome in NO_ROOM and not num_used:
                     calls[0].quota.withdraw()
                 else:
-                    calls[0].quota.leave(calls[0].num_reserved if is_taken else 0)
+                    calls[0].quota.leave(num_used)
             total_s = time.monotonic() - observer.received_s
             timing = Timing(total_s=total_s, kv_path=KVPath.PREFILL_ONLY)
             observer.ended(outcome, None, usage, None if usage is None else timing)

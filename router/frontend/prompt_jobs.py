@@ -4,6 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from diptych.errors import DiptychError, ModelChangedError
@@ -53,7 +54,8 @@ class JobResult(NamedTuple):
     model_digest: str = ""  # of the weights that it was placed on; empty: not known
 
 
-class Errand(NamedTuple):
+@dataclass(slots=True)
+class Errand:
     """What the jobs of one call have in common."""
 
     request_id: str
@@ -61,6 +63,8 @@ class Errand(NamedTuple):
     deadline_s: float | None  # a moment of the monotonic clock
     observer: Observer
     claim: Claim
+    num_placed_tokens: int = 0
+    """Of jobs that ended, however they did, and of which a worker was asked."""
 
 
 class PromptJobs:
@@ -151,6 +155,8 @@ class PromptJobs:
                     is_greedy = is_greedy and _is_greedy(event, shape.prompt_ids)
         finally:
             session.close()
+            if builder.moments.placed_s is not None:
+                errand.num_placed_tokens += job.num_tokens
         cached, digest = session.usage.num_cached_tokens, session.model_digest
         return JobResult(logprobs, is_greedy, builder.states, cached, digest)
 

@@ -52,7 +52,10 @@ class Anybody:
 
 
 class KnownCallers:
-    """Those with a key, those with a token, or both: a key is looked for first."""
+    """Those with a key, those with a token, or both: a key is looked for first.
+
+    What a token does not say of its tenant the keys' file may.
+    """
 
     def __init__(self, keys: ApiKeys | None, tokens: Tokens | None = None) -> None:
         self._keys = keys
@@ -67,7 +70,8 @@ class KnownCallers:
         if tenant is not None:
             return tenant
         if self._tokens is not None and (self._keys is None or given.count(".") == 2):
-            return await self._tokens.tenant(given)
+            tenant = await self._tokens.tenant(given)
+            return tenant if self._keys is None else tenant.over(self._keys.terms_of(tenant.name))
         raise InvalidApiKeyError("the key is not known, or not any more")
 
     async def run(self) -> None:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from diptych.errors import InvalidRequestError, NoWorkerError, QuotaExceededError
+from diptych.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NoWorkerError,
+    QuotaExceededError,
+)
 from diptych.request_class import RequestClass
 from diptych.telemetry.tracing import Tracing
 from diptych.tenant import NOBODY, Classes, Limits, Tenant
@@ -284,6 +289,29 @@ async def test_a_tenants_quota_counts_what_was_computed() -> None:
         await rig.embed(embed("a" * 15))
     assert len(rig.jobs.jobs) == 1
     await rig.score(score("abc", "de"))
+
+
+@pytest.mark.parametrize(("num_placed", "num_left"), [(0, 20), (12, 8)])
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_what_no_worker_was_asked_for_is_not_paid(
+    num_placed: int, num_left: int, *, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline passes, or the client leaves, while it waits."""
+    rig = Rig()
+
+    async def wait(jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
+        errand.num_placed_tokens = num_placed
+        if is_late:
+            raise DeadlineExceededError("it passed")
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.jobs, "run", wait)
+        with pytest.raises(DeadlineExceededError if is_late else asyncio.CancelledError):
+            await rig.embed(embed("x" * 20))
+    await rig.embed(embed("x" * num_left))
+    with pytest.raises(QuotaExceededError):
+        await rig.embed(embed("x"))
 
 
 async def test_a_call_for_which_there_is_no_worker_is_no_request_of_its_tenants() -> None:

@@ -1,11 +1,12 @@
 """What is computed of several prompts for one call, while weights are replaced."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from diptych.errors import ModelChangedError
+from diptych.errors import DeadlineExceededError, ModelChangedError
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend import prompt_jobs
 from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
@@ -31,12 +32,19 @@ class FakeSession:
     def close(self) -> None: ...
 
 
-async def run(monkeypatch: pytest.MonkeyPatch, jobs: list[Job], session: type) -> list[JobResult]:
+async def run(
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: list[Job],
+    session: type,
+    errands: list[Errand] | None = None,
+) -> list[JobResult]:
     monkeypatch.setattr(prompt_jobs, "Session", session)
     observer: Any = None
     tokenizer: Any = SimpleNamespace(decoder=lambda *args: None)
     services: Any = SimpleNamespace(config=SimpleNamespace(client_buffer_messages=8))
     errand = Errand("r", b"", None, observer, NO_CLAIM)
+    if errands is not None:
+        errands.append(errand)
     monkeypatch.setattr(prompt_jobs, "Detokenizer", lambda *args: None)
     return await PromptJobs(tokenizer, services).run(jobs, errand)
 
@@ -66,6 +74,32 @@ async def test_where_weights_are_replaced_again_and_again_the_client_asks_anew(
 ) -> None:
     with pytest.raises(ModelChangedError, match="ask anew"):
         await digests_of(monkeypatch, "a", "a", "b", "b", "b", "a")
+
+
+class Failing(FakeSession):
+    """A worker takes those of three tokens or more; none is answered."""
+
+    def __init__(self, request_id: str, request: Any, builder: Any, *args: Any, **options: Any):
+        super().__init__(request_id, request, builder, *args, **options)
+        self._num_tokens, self._builder = len(request.shape.prompt_ids), builder
+
+    async def next_event(self) -> None:
+        if self._num_tokens < 3:
+            await asyncio.sleep(3600)
+        self._builder.placed()
+        raise DeadlineExceededError("the deadline passed")
+
+
+async def test_tokens_of_which_a_worker_was_asked_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeSession.digests = ["a"] * 3
+    wanted = WantedLogprobs(1, 2, 1)
+    jobs = [Job((1,) * num, wanted) for num in (2, 3, 9)]
+    errands: list[Errand] = []
+    with pytest.raises(DeadlineExceededError):
+        await run(monkeypatch, jobs, Failing, errands)
+    assert errands[0].num_placed_tokens == 3
 
 
 class Counted(TokenLogprobs):

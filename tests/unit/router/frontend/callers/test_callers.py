@@ -8,7 +8,8 @@ import pytest
 
 from diptych.api_keys import digest
 from diptych.errors import ConfigurationError, InvalidApiKeyError
-from diptych.tenant import NOBODY, Tenant
+from diptych.request_class import RequestClass
+from diptych.tenant import NOBODY, Classes, Limits, Tenant
 from router.client_settings import JwtSettings
 from router.frontend.callers import watched_file
 from router.frontend.callers.api_keys import ApiKeys
@@ -121,3 +122,24 @@ async def test_beside_keys_only_what_looks_like_a_token_is_read_as_one(world: Wo
     assert not tokens.given
     assert await callers.tenant("Bearer a.b.c") == Tenant("alice")
     assert tokens.given == ["a.b.c"]
+
+
+async def test_what_a_token_does_not_say_of_its_tenant_the_keys_file_does(world: World) -> None:
+    terms = "requests_per_minute=2 max_concurrent=4 default_class=batch highest_class=standard"
+    world.write(f"alice {digest('one')} {terms}\nalice {digest('other')}\n")
+
+    class Limited(Tokens):
+        async def tenant(self, token: str) -> Tenant:
+            limits = Limits(max_concurrent=9)
+            return Tenant(token[0], limits, Classes(default_class=RequestClass.REALTIME))
+
+    known = KnownCallers(ApiKeys(world.path), Tokens())
+    assert await known.tenant("Bearer a.b.c") == await known.tenant("Bearer one")
+    named = KnownCallers(ApiKeys(world.path), Limited())
+    assert await named.tenant("Bearer x.b.c") == Tenant(
+        "x", Limits(max_concurrent=9), Classes(RequestClass.REALTIME)
+    )
+    own = Tenant("alice", Limits(max_concurrent=9), Classes(RequestClass.REALTIME))
+    assert own.over(ApiKeys(world.path).terms_of("alice")) == Tenant(
+        "alice", Limits(2, None, 9), Classes(RequestClass.REALTIME, RequestClass.STANDARD)
+    )

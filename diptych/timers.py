@@ -54,8 +54,9 @@ class Timers(BaseModel):
     sequence_progress_s: float = Field(
         60.0,
         gt=0,
-        description="A sequence that runs, or has its first token and is handed over, without a "
-        "further one for this long, up to twice as long, is moved to another worker, s.",
+        description="A sequence that decodes, or has its first token and is handed over, without a "
+        "further one for this long, up to twice as long, is moved to another worker; not one of a "
+        "batch that sits out, s.",
     )
     unsent_s: float = Field(
         5.0, gt=0, description="A stream that cannot send for this long is broken, s."

@@ -286,6 +286,7 @@ class Attempt:
     def _start(self, held: DecodeReservation, output: Sequence[int], *, compute: bool) -> None:
         held.move(ReservationEvent.START)
         self.computing.add(held.worker)
+        held.computes_behind = len(output) if compute else None
         emitted, age_s = tuple(output[self.base :]), 0.0
         if emitted and self._emitted_s is not None:
             age_s = self._deps.clock() - self._emitted_s

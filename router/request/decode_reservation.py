@@ -97,6 +97,7 @@ class DecodeReservation:
     of the request's clock.
     ``local`` is set when the worker shall compute what it lacks as soon as it can, and
     says why; placement then believed ``num_assumed_tokens`` to be in its prefix cache.
+    ``computes_behind`` is set when it starts: with how many output tokens it computes what it lacks.
     ``bind_id`` counts its pulls; ``was_rebound``: one of them failed and was repeated.
     """
 
@@ -110,6 +111,7 @@ class DecodeReservation:
     bind_id: int = 0
     was_rebound: bool = False
     stats: common_pb2.TransferStats | None = None
+    computes_behind: int | None = None  # output tokens, what it lacks; None: it lacks nothing
 
     @property
     def is_reserving(self) -> bool:
@@ -127,6 +129,10 @@ class DecodeReservation:
         if self.local is not Why.CHOICE or self.num_cached_tokens is None:
             return False
         return self.num_cached_tokens < self.num_assumed_tokens
+
+    def is_computing(self, num_tokens: int) -> bool:
+        """Whether it is at the prompt still, where the output has so many tokens."""
+        return self.computes_behind == num_tokens
 
     def move(self, event: ReservationEvent) -> bool:
         """Enter the state that follows; False if the event is ignored in this one.

@@ -26,3 +26,8 @@ class RequestDeps:
     # Whether the objectives of a request, which comes just now or waits already, are lost; None:
     # nothing is refused for that.
     foresee: Callable[[Query, bool], Unreachable | None] | None = None
+
+    @property
+    def sits_out(self) -> bool:
+        """Whether its sequences may wait for others on their worker: it is of a batch."""
+        return self.spare_only_s > 0.0

@@ -223,11 +223,20 @@ class RequestMachine:
             self._finish(self._output.complete_reason)
         elif self._stall_watch.due_s is not None and now >= self._stall_watch.due_s:
             if self._stall_watch.is_stuck(len(self.emitted), now):
-                self._follow(self._fail_over.reservation_broken("the sequence got no token"))
+                self._on_stall()
         else:
             self._follow(self._fail_over.lease_silent(now))
             self._follow(self._fail_over.reservation_silent(now))
             self._follow(self._fail_over.grant_silent(now))
+
+    def _on_stall(self) -> None:
+        """No token came within its bound. Prompts take what they take, behind others, too."""
+        held = self.attempt.reservation
+        is_running = held is not None and held.state is ReservationState.RUNNING
+        if is_running and (self._deps.sits_out or held.is_computing(len(self.emitted))):
+            self._watch_stall()
+        else:
+            self._follow(self._fail_over.reservation_broken("the sequence got no token"))
 
     def _next_wake_s(self) -> float | None:
         if self.state is RequestState.DONE:

@@ -6,8 +6,8 @@ class StallWatch:
 
     A worker that hangs as a whole is lost by its heartbeat's counter; this bounds a sequence
     that gets nothing while its worker goes on with others, whether it runs or is handed over.
-    Without a token for ``bound_s`` it is stuck, which is noticed within twice that. Owned by the
-    request's machine.
+    Without a token for ``bound_s`` it is stuck, which is noticed within twice that. Whether it
+    may be, as its prompt is computed or it sits out, its owner knows: the request's machine.
     """
 
     def __init__(self, bound_s: float) -> None:

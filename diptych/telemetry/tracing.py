@@ -288,12 +288,29 @@ def extract_map(carrier: Mapping[str, str]) -> Context:
 
 
 def inject_map(context: Context) -> dict[str, str]:
-    """The W3C context as a map; without a ``tracestate`` that is longer than has to be passed on.
+    """The W3C context as a map; of its ``tracestate`` no more than has to be passed on.
 
-    gRPC takes 8 KiB of metadata with a call, and all of it counts.
+    gRPC takes 8 KiB of metadata with a call, and all of it counts. Entries in front are the newest:
+    the first is the one by which all processes hold their spans, if they do.
     """
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
-    if len(carrier.get(_TRACE_STATE, "")) > _MAX_TRACE_STATE:
-        del carrier[_TRACE_STATE]
+    state = carrier.get(_TRACE_STATE, "")
+    if len(state) > _MAX_TRACE_STATE:
+        kept = _first_of(state.split(","), _MAX_TRACE_STATE)
+        if kept:
+            carrier[_TRACE_STATE] = kept
+        else:
+            del carrier[_TRACE_STATE]
     return carrier
+
+
+def _first_of(entries: Sequence[str], num_characters: int) -> str:
+    """As many as there is room for, joined; a long one makes room for others."""
+    kept, num_left = [], num_characters
+    for entry in entries:
+        num = len(entry) + bool(kept)
+        if num <= num_left:
+            kept.append(entry)
+            num_left -= num
+    return ",".join(kept)

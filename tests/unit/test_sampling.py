@@ -136,6 +136,24 @@ def test_a_client_that_fills_the_trace_state_is_not_traced_for_that(
     assert not caplog.records
 
 
+def test_workers_hold_their_spans_however_much_a_client_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What has no room is passed on to nobody, but for what they are held by."""
+    state = ",".join(f"v{index}={'x' * 120}" for index in range(5))
+    router, worker = Process(EDGE), Process(Sampling(0.0))
+    asked = {"traceparent": f"{ASKED[:-2]}00", "tracestate": state}
+    root = router.tracing.start("chat m", tracing.extract_map(asked))
+    hold = tracing.hold_of(tracing.context_of(root))
+    assert hold is not None
+    wire = tracing.inject_map(tracing.context_of(root))
+    assert tracing.hold_of(tracing.extract_map(wire)) == hold
+    worker.tracing.end(worker.tracing.start("work", tracing.extract_map(wire)))
+    worker.tracing.decide(hold, keep=False)
+    assert worker.sent() == []
+    assert not caplog.records
+
+
 def test_what_is_sampled_at_once_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
     router = Process(Sampling(1.0, caller_per_s=0.0, holds=True))
     root = router.tracing.start("chat m")

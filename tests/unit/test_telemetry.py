@@ -81,10 +81,19 @@ class TestTracing:
         state = ",".join([*entries, "z=" + "y" * rest])
         assert len(state) == num_characters
         context = extract_map({"traceparent": above, "tracestate": state})
-        expected = {"traceparent": above}
-        if num_characters <= 512:
-            expected["tracestate"] = state
-        assert inject_map(context) == dict(inject_metadata(context)) == expected
+        passed_on = inject_map(context)
+        assert dict(inject_metadata(context)) == passed_on
+        kept = passed_on["tracestate"].split(",")
+        assert kept[:2] == entries[:2], "those in front are the newest"
+        assert set(kept[2:]) <= {state.split(",")[-1]}
+        assert len(passed_on["tracestate"]) <= 512
+        assert (passed_on["tracestate"] == state) == (num_characters <= 512)
+        assert passed_on["traceparent"] == above
+
+    def test_a_trace_state_of_one_long_entry_is_not_passed_on(self) -> None:
+        above = f"00-{'a' * 32}-{'b' * 16}-01"
+        context = extract_map({"traceparent": above, "tracestate": f"a={'x' * 600}"})
+        assert inject_map(context) == {"traceparent": above}
 
     def test_spans_recorded_afterwards_tile_their_parent(self) -> None:
         began = time.monotonic() - 2

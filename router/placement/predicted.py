@@ -86,7 +86,7 @@ class Predicted:
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
         self.has_declined = False
-        self._handoff_overhead.age(query.now_s)
+        self._age(query.now_s)
         if self._is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
         weighed = self._weigh(query, snapshot, is_real=not query.takes_spare_only)
@@ -135,12 +135,17 @@ class Predicted:
 
         Where many were refused one is tried: see :class:`router.placement.probes.Probes`.
         """
+        self._age(query.now_s)
         found = None if self._is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
         if found is not None:
             busy = {view.worker for view in snapshot.decode if view.num_sequences}
             idle = (view for view in snapshot.decode if view.worker not in busy)
             self._probes.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
         return found
+
+    def _age(self, now_s: float) -> None:
+        self._overhead.age(now_s)
+        self._handoff_overhead.age(now_s)
 
     def _is_plain(self, query: Query, snapshot: Snapshot) -> bool:
         """Whether it is a placement of which nothing is foretold."""
@@ -186,7 +191,10 @@ class Predicted:
         return None if weighed is None else weighed.soonest_s
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
-        """Its first token on workers that have nothing else to do, the fastest that is known."""
+        """Its prompt's steps on workers that have nothing else to do, the fastest that is known.
+
+        What else first tokens take passes.
+        """
         views: list[PrefillView | DecodeView] = [*snapshot.prefill]
         if not query.needs_prefill:
             views += [view for view in snapshot.decode if view.local_prefill]
@@ -197,8 +205,7 @@ class Predicted:
             of_prefill(idle(view), prompt_work(query, missing(view.worker)), query.now_s)
             for view in [*fast, *having[:NUM_HOLDERS]]
         ]
-        first_s = [each.first_token.expected_s for each in computed if each is not None]
-        return self._overhead.expected_s + min(first_s, default=0.0)
+        return min((each.first_token.expected_s for each in computed if each), default=0.0)
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`."""

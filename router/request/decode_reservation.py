@@ -97,7 +97,7 @@ class DecodeReservation:
     of the request's clock.
     ``local`` is set when the worker shall compute what it lacks as soon as it can, and
     says why; placement then believed ``num_assumed_tokens`` to be in its prefix cache.
-    ``computes_behind`` is set when it starts: with how many output tokens it computes what it lacks.
+    ``computes_behind`` is set when it starts: the output behind which it computes what it lacks.
     ``bind_id`` counts its pulls; ``was_rebound``: one of them failed and was repeated.
     """
 

@@ -190,6 +190,27 @@ def test_once_a_stall_is_over_one_probe_says_so() -> None:
     assert [num_refused() for _ in range(50)] == [0] * 50
 
 
+@pytest.mark.parametrize("is_asked_in_vain", [True, False])
+def test_what_made_first_tokens_late_is_forgotten_where_none_came_for_long(
+    *, is_asked_in_vain: bool
+) -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    placed = policy.place(asked, snapshot)
+    assert isinstance(placed, Paired)
+    assert placed.forecast is not None
+    for _ in range(31):
+        policy.came_true(placed.forecast, placed.forecast.chosen.ttft_s + 4.0)
+    assert policy.place(asked, snapshot) is None
+    found = policy.foresee(asked, snapshot, 0.0)
+    assert found is not None
+    assert found.retry_after_s is not None, "it passes: workers that are idle could be in time"
+    later = dataclasses.replace(asked, now_s=31.0)
+    if is_asked_in_vain:  # of those that come to a queue it is asked first
+        assert policy.foresee(later, snapshot, 0.0) is None
+    assert isinstance(policy.place(later, snapshot), Paired)
+
+
 def test_a_probe_that_is_late_too_forgets_nothing() -> None:
     overhead = Overhead()
     for _ in range(31):

@@ -1,6 +1,5 @@
 """Where requests wait for a placement: bounded, and in fair turns. Pure."""
 
-import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict
@@ -14,6 +13,7 @@ from diptych.request_class import RequestClass
 from router.placement.claim import Asked
 from router.placement.departures import Departures
 from router.placement.fair_queue import Charged, FairQueue, Turn
+from router.placement.front_line import FrontLine
 from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
@@ -39,11 +39,6 @@ Later = Callable[[float, Callable[[], None]], object]  # after so many seconds
 
 
 ANY_TURN: Final = Turn()
-
-
-class _Returned(NamedTuple):
-    arrival: int
-    waiter: "Waiter"
 
 
 class _Slot(NamedTuple):
@@ -115,7 +110,7 @@ class WaitingRoom:
         self._has_room_for = has_room
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
-        self._returned: list[_Returned] = []  # were placed before; by their arrival
+        self._front = FrontLine[Waiter]()
         self._fresh: FairQueue[Waiter] = FairQueue() if queue is None else queue
         self._clock = clock
         self._used = used
@@ -146,10 +141,7 @@ class WaitingRoom:
 
     def num_waiting_of(self, request_class: RequestClass) -> int:
         """Of one class."""
-        returned = sum(
-            self._all[one.waiter].request_class is request_class for one in self._returned
-        )
-        return returned + self._fresh.num_waiting(request_class)
+        return self._front.num_of(request_class) + self._fresh.num_waiting(request_class)
 
     def has_others_than(self, request_class: RequestClass) -> bool:
         """Whether one of another class waits."""
@@ -181,7 +173,7 @@ class WaitingRoom:
         if front:
             slot = self._placed.get(waiter)
             arrival = next(self._arrivals) if slot is None else slot.arrival
-            bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)
+            self._front.add(waiter, arrival, turn.request_class, has_slot=slot is not None)
             if self._favoured is None:
                 self._favour_next()
         else:
@@ -295,8 +287,9 @@ class WaitingRoom:
             del self._kinds[turn.asked]
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
-        may_place = len(self._placed) < self._max_placed
-        num_askable = len(self._all if may_place else self._returned)
+        num_slots = self._max_placed - len(self._placed)
+        may_place = num_slots > 0
+        num_askable = len(self._all if may_place else self._front.slotted)
         asked: set[Waiter] = set()
         now_s = self._clock()
         asks_held = now_s >= self._held_until_s
@@ -305,14 +298,12 @@ class WaitingRoom:
                 self._pump_rest_soon(self._held_until_s - now_s)
             return  # all are held
         held = set() if asks_held else set(self._held)
-        front = [one.waiter for one in self._returned if self._goes_before(one.waiter)]
-        behind = [one.waiter for one in self._returned if not self._goes_before(one.waiter)]
-        self._ask(front, asked, held)
+        self._ask(self._front.before(num_slots), asked, held)
         if may_place and (len(held) < len(self._fresh) or self._num_left):
             enough: set[RequestClass] = set()
             with closing(self._fresh.in_turn(now_s, enough)) as line:
                 self._ask(line, asked, held, enough=enough)
-        self._ask(behind, asked, held)
+        self._ask(self._front.behind(num_slots), asked, held)
         pace_s = self._tightest_s()
         with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
             self._ask(line, asked, held, pace_s)
@@ -324,13 +315,6 @@ class WaitingRoom:
         elif self._has_room():
             self._pump_rest_soon()
 
-    def _goes_before(self, waiter: Waiter) -> bool:
-        """Whether one that waits at the front is asked before all others. The other choices of a
-        batch's request are not: they have no place yet.
-        """
-        turn = self._all[waiter]
-        return waiter in self._placed or turn.request_class is not RequestClass.BATCH
-
     def _long_ago(
         self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
     ) -> Generator[Waiter, None, None]:
@@ -338,25 +322,25 @@ class WaitingRoom:
 
         Of those that have fair turns one at the most is placed so.
         """
-        returned = {one.waiter for one in self._returned}
-        while may_place or returned - asked:
+        while True:
             behind = (
                 waiter
-                for waiter in self._all
+                for waiter in (self._all if may_place else self._front.slotted)
                 if waiter not in asked
                 and waiter not in held
-                and (may_place or waiter in self._placed)
-                and (waiter in returned or not self._is_patient(waiter, pace_s))
+                and (waiter in self._front or not self._is_patient(waiter, pace_s))
             )
             waiter = next(behind, None)
             if waiter is None:
                 return
+            was_in_front = waiter in self._front
             yield waiter
             if waiter not in asked:
                 return  # nobody is asked any more
             if waiter in self._all:
                 self._all.move_to_end(waiter)
-            elif waiter not in returned and waiter in self._placed:
+                self._front.asked(waiter)
+            elif not was_in_front and waiter in self._placed:
                 may_place = False
 
     def _ask(
@@ -438,8 +422,7 @@ class WaitingRoom:
         return self._num_passed > 0
 
     def _favour_next(self) -> None:
-        front = (one.waiter for one in self._returned if self._goes_before(one.waiter))
-        self._favoured = next(front, None)
+        self._favoured = self._front.first
         self._num_passed, self._barred_since_s, self._may_pass = 0, None, _MAX_PASSED
 
     def _remove(self, waiter: Waiter) -> None:
@@ -449,7 +432,7 @@ class WaitingRoom:
         self._forget_kind(waiter, turn)
         self._held.pop(waiter, None)
         self._fresh.remove(waiter)
-        self._returned = [one for one in self._returned if one.waiter is not waiter]
+        self._front.remove(waiter)
 
     def _tightest_s(self) -> float:
         return min(map(self._pace_s, self._held), default=math.inf)

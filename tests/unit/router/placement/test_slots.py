@@ -1,5 +1,7 @@
 """A choice of a request waits for a slot of the router, where all others have theirs. Pure."""
 
+import pytest
+
 from tests.unit.router.placement.room_world import Waiter, World
 
 NUM_SLOTS = 60
@@ -9,6 +11,7 @@ class Taking(Waiter):
     """Takes whatever it is offered, or nothing."""
 
     takes = True
+    is_granted = False  # at once, all that it asks workers for
     placed_s = 0.0
 
     def offer(self, *, room_made: bool) -> None:
@@ -16,6 +19,8 @@ class Taking(Waiter):
         if self.takes:
             self.is_placed, self.placed_s = True, self.world.now_s
             self.room.take(self)
+            if self.is_granted:
+                self.room.settled(self)
 
 
 def all_placed(world: World, num: int) -> list[Taking]:
@@ -72,3 +77,37 @@ def test_it_is_placed_once_there_is_one() -> None:
     world.run_scheduled()
     assert world.room.num_waiting == 0
     assert world.room.num_placed == 10
+
+
+class Counted(Taking):
+    """Knows how often anybody of its kind is looked for."""
+
+    num_looks = 0
+
+    def __hash__(self) -> int:
+        Counted.num_looks += 1
+        return id(self)
+
+
+def test_thousands_of_them_cost_a_pump_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Taking, "is_granted", True)
+    looks = []
+    for num_choices in (200, 10_000):
+        world = World(max_waiting=99, max_placed=NUM_SLOTS)
+        waiters = all_placed(world, NUM_SLOTS)
+        choices = [Counted(world, world.room) for _ in range(num_choices)]
+        for choice in choices:
+            world.room.enter(choice, front=True)
+        Counted.num_looks = 0
+        for _ in range(20):
+            world.room.pump()  # nobody can be placed
+        for gone in choices[50:70]:
+            world.room.stop_waiting(gone)
+        for waiter in waiters[:20]:
+            world.room.leave(waiter)
+            world.room.pump()
+        looks.append(Counted.num_looks)
+        assert [choice.is_placed for choice in choices[:20]] == [True] * 19 + [False]
+        assert not any(choice.is_placed for choice in choices[20:])
+    few, many = looks
+    assert many < 1.1 * few

@@ -16,6 +16,9 @@ from tests.golden import models
 # Tests and all that they start share few cores: a thread of torch that has nothing to do sleeps,
 # else it spins in place of one that has. Read once, as torch is loaded, which is later.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Hundreds of workers are started, and hardly a test asks what is foretold of their steps.
+for role in ("PREFILL", "DECODE", "WORKER"):
+    os.environ.setdefault(f"DIPTYCH_{role}_STEP_TRIALS_S", "0")
 
 # A busy machine makes no example fail: what an example takes is nowhere bounded.
 settings.register_profile("default", deadline=None)

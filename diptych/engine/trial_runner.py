@@ -21,8 +21,8 @@ from diptych.sampling_params import SamplingParams
 from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep
 
 IN_A_ROW: Final = 4  # of a trial, where a device has several steps at a time
-_MOST_S: Final = 3.0  # of either kind, and as much again where too few of it ran
-_MOST_OF_ONE_S: Final = _MOST_S / 4  # so that a long one leaves time for all others, twice
+_MOST_S: Final = 3.0
+_MOST_OF_ONE: Final = 0.25  # of that, so that a long one leaves time for all others, twice
 _MOST_TOKENS: Final = 4096  # of KV that all trials write and read
 _GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True)
 
@@ -30,9 +30,20 @@ _GREEDY: Final = SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True
 class TrialRunner:
     """One worker's, before any sequence owns a block. Model thread."""
 
-    def __init__(self, runner: Runner, *, max_batched_tokens: int, max_num_seqs: int) -> None:
-        """Take the runner, which has been warmed up: nothing is compiled any more."""
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_batched_tokens: int,
+        max_num_seqs: int,
+        most_s: float = _MOST_S,
+    ) -> None:
+        """Take the runner, which has been warmed up: nothing is compiled any more.
+
+        ``most_s`` is the time of either kind, and as much again where too few of it ran.
+        """
         self._runner = runner
+        self._most_s = most_s
         cache = runner.kv_cache
         self._num_blocks = min(cache.num_blocks, max(1, _MOST_TOKENS // cache.block_size))
         max_context = min(self._num_blocks * cache.block_size, runner.model.config.max_position)
@@ -75,7 +86,7 @@ class TrialRunner:
         Where the time is over before anything could be relied on there is as much again. Where
         there are few to try they are repeated until enough ran.
         """
-        until_s = clock() + _MOST_S
+        until_s, most_of_one_s = clock() + self._most_s, _MOST_OF_ONE * self._most_s
         ran: list[StepTrial] = []
         least_s: dict[StepTrial, float] = {}
         took_s: dict[int, float] = {}  # at the least, with so long a prompt, waiting included
@@ -89,12 +100,12 @@ class TrialRunner:
             progress(min(1.0, len(ran) / max(NUM_KNOWN_STEPS, NUM_PASSES * len(trials))))
 
         def is_over() -> bool:
-            return clock() > until_s + _MOST_S * (len(ran) < NUM_KNOWN_STEPS)
+            return clock() > until_s + self._most_s * (len(ran) < NUM_KNOWN_STEPS)
 
         for trial in trials:
             if clock() > until_s:
                 break
-            if not trial.is_long or looks_s(trial.num_prompt_tokens, took_s) < _MOST_OF_ONE_S:
+            if not trial.is_long or looks_s(trial.num_prompt_tokens, took_s) < most_of_one_s:
                 run(trial)
         shortest_first, are_all = tuple(ran), clock() <= until_s
         if are_all or NUM_PASSES * len(ran) >= NUM_KNOWN_STEPS:

@@ -90,6 +90,13 @@ class WorkerConfig(ProcessConfig):
     max_num_seqs: int = Field(
         64, ge=1, le=MAX_COUNT, description="Sequences in the running batch at the most."
     )
+    step_trials_s: float = Field(
+        3.0,
+        ge=0,
+        description="Before the first request this worker times steps of its own, of prompts and "
+        "of decoding for so long each, twice as long where too few ran, s. 0: none; it is sooner "
+        "ready, and routers foretell nothing of it until enough requests have run.",
+    )
     tpot_ms: ObjectiveMs | None = Field(
         None,
         description="Mean time between tokens that sequences are promised while prompts are "

@@ -105,12 +105,7 @@ def load_model(
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
             runner.warm_up(lambda ratio: report("warming up", ratio), config.max_num_seqs)
-            trials = TrialRunner(
-                runner,
-                max_batched_tokens=config.max_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-            )
-            measured = trials.run(lambda ratio: report("timing steps", ratio))
+            measured = _measured(runner, config, report)
         loaded = LoadedModel(
             config=model_config,
             kv_cache=pool.cache,
@@ -133,6 +128,19 @@ def load_model(
         )
         started.pop_all()
     return loaded
+
+
+def _measured(runner: Runner, config: WorkerConfig, report: Progress) -> list[MeasuredStep]:
+    """What steps take, of a runner that is warmed up; none if that is not to be tried."""
+    if not config.step_trials_s:
+        return []
+    trials = TrialRunner(
+        runner,
+        max_batched_tokens=config.max_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        most_s=config.step_trials_s,
+    )
+    return trials.run(lambda ratio: report("timing steps", ratio))
 
 
 def _find(config: WorkerConfig, report: Progress) -> _FoundModel:

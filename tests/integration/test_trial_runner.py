@@ -15,6 +15,7 @@ from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.trial_runner import IN_A_ROW, TrialRunner
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from diptych.worker.config import WorkerConfig
 from tests.engines import CPU, AheadBackend, load_decoder
 from tests.integration.worker_rig import decode_worker
 from tests.tiny_model import write_tiny_model
@@ -157,7 +158,29 @@ def test_a_neighbour_amid_the_trials_is_not_what_many_rows_cost(begin: int, tmp_
 async def test_a_worker_that_had_no_request_tells_what_its_steps_take(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
-    async with decode_worker(tiny_llama, tmp_path, SETTINGS) as worker:
+    most_s: float = WorkerConfig.model_fields["step_trials_s"].default
+    async with decode_worker(tiny_llama, tmp_path, SETTINGS, step_trials_s=most_s) as worker:
         model = StepModel.from_proto((await worker.state()).step_model)
     assert model.decode.is_known
     assert model.prefill.is_known
+
+
+async def test_one_that_is_not_to_try_any_is_ready_without(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with decode_worker(tiny_llama, tmp_path, SETTINGS, step_trials_s=0.0) as worker:
+        model = StepModel.from_proto((await worker.state()).step_model)
+    assert not model.decode.num_steps
+    assert not model.prefill.num_steps
+
+
+@pytest.mark.parametrize("most_s", [1.0, 10.0])
+def test_they_take_as_long_as_they_may(tmp_path: Path, most_s: float) -> None:
+    """Steps that get slower and slower."""
+    runner = Timed(write_tiny_model(tmp_path, "llama"), CPU, 200)
+    runner.times = 100
+    TrialRunner(runner, max_batched_tokens=512, max_num_seqs=64, most_s=most_s).run(
+        clock=lambda: runner.now_s
+    )
+    longest_s = max(runner.times * LAW.cost_of(work).expected_s(work) for work in runner.works)
+    assert 2 * most_s < runner.now_s < 4 * most_s + 2 * longest_s

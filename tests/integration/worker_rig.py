@@ -17,6 +17,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -161,7 +162,7 @@ async def prefill_worker(
     model: Path, tmp_path: Path, settings: Settings, *, wait_ready: bool = True, **more: Any
 ) -> AsyncIterator[Worker]:
     """A prefill worker that is ready (or, unless ``wait_ready``, has begun to listen)."""
-    config = PrefillWorkerConfig(**_common(model, tmp_path / "prefill.json"), **settings, **more)
+    config = PrefillWorkerConfig(**_common(model, tmp_path / "prefill.json", settings, more))
     async with _running(prefill_app.serve, config) as worker:
         if wait_ready:
             await worker.wait_ready()
@@ -173,7 +174,7 @@ async def decode_worker(
     model: Path, tmp_path: Path, settings: Settings, *, wait_ready: bool = True, **more: Any
 ) -> AsyncIterator[Worker]:
     """A decode worker that is ready (or, unless ``wait_ready``, has loaded its model)."""
-    config = DecodeWorkerConfig(**_common(model, tmp_path / "decode.json"), **{**settings, **more})
+    config = DecodeWorkerConfig(**_common(model, tmp_path / "decode.json", settings, more))
     async with _running(decode_app.serve, config) as worker:
         if wait_ready:
             await worker.wait_ready()
@@ -187,19 +188,23 @@ async def soft_worker(
     model: Path, tmp_path: Path, settings: Settings, *roles: str
 ) -> AsyncIterator[Worker]:
     """A worker that has these roles and could have either; it is ready."""
-    common = _common(model, tmp_path / "soft.json")
-    config = SoftWorkerConfig(**common, **settings, roles=roles)
+    config = SoftWorkerConfig(**_common(model, tmp_path / "soft.json", settings), roles=roles)
     async with _running(soft_app.serve, config) as worker:
         await worker.wait_ready()
         yield worker
 
 
-def _common(model: Path, port_file: Path) -> dict[str, Any]:
+def _common(
+    model: Path, port_file: Path, settings: Settings, more: Settings = MappingProxyType({})
+) -> dict[str, Any]:
     return {
         "model": str(model),
         "port_file": port_file.with_name(f"{next(_port_files)}-{port_file.name}"),
         "metrics_port": 0,
         "num_threads": 1,
+        "step_trials_s": 0.0,
+        **settings,
+        **more,
     }
 
 

@@ -31,7 +31,7 @@ from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_forecast import forecast_s
-from diptych.engine.scheduling.step_learner import StepLearner, work_of
+from diptych.engine.scheduling.step_learner import StepLearner, tells_much, work_of
 from diptych.engine.scheduling.step_timing import StepTiming
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
@@ -251,7 +251,10 @@ class StepEngine:
 
     @property
     def step_model(self) -> StepModel:
-        """Learned from all steps that were completed, from deciding them to booking them."""
+        """Learned from steps that were completed, from deciding them to booking them.
+
+        Once it is known not from those that took longer for what they told of prompts.
+        """
         return self._learner.model
 
     @property
@@ -372,7 +375,8 @@ class StepEngine:
         model, took_s = self._learner.model, output.duration_s + overhead_s
         cost = model.cost_of(work)
         expected_s = cost.expected_s(work)
-        self._learner.learn(work, took_s)
+        if not (cost.is_known and tells_much(plan)):  # by which others would be foretold
+            self._learner.learn(work, took_s)
         if work.num_prefill_tokens:
             self._prefill_time.add(model.of_prompts_s(work, took_s))
         self.last_step = StepRecord(

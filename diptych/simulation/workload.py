@@ -6,7 +6,7 @@ import math
 import random
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,9 +119,11 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]
 
 
 def _moment_s(row: Mapping[str, object]) -> float:
+    """Of UTC where it names no zone: none of the machine's hours is missing or comes twice."""
     value = _value(row, "TIMESTAMP")
     try:
-        return datetime.fromisoformat(str(value)[:26]).timestamp()
+        moment = datetime.fromisoformat(str(value))  # digits beyond microseconds do not count
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise _wrong("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900", value) from None
 

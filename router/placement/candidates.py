@@ -3,6 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -38,7 +39,7 @@ from router.placement.loss import (
 )
 from router.placement.parting import Parting, Parts
 from router.placement.policy import LeastLoaded
-from router.placement.shortlist import near, soonest
+from router.placement.shortlist import near, partnered, soonest
 from router.placement.told_paces import ToldPaces, told_paces
 from router.placement.types import (
     DecodeView,
@@ -238,8 +239,11 @@ class _Candidates:
     ) -> Weighed:
         query, parts = self._query, self._parts
         holders = self._plain.holders(query)
-        near_p = near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing)
-        near_d = near(decodes, holders, parts.computing, looks_apart_s, self._num_missing)
+        near_p, near_d = partnered(
+            near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing),
+            near(decodes, holders, parts.computing, looks_apart_s, self._num_missing),
+            partial(is_pair, query),
+        )
         computed = [
             (view, of_prefill(view, self._prompt(view.worker), query.now_s, num_passed))
             for view in near_p
@@ -248,8 +252,11 @@ class _Candidates:
         decoded = [(view, self._of_decode(view)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
-        few_p = soonest(known, parts.decoding, lambda each: each.first_token.expected_s)
-        few_d = soonest(paces, parts.computing, lambda each: each.after.expected_s)
+        few_p, few_d = partnered(
+            soonest(known, parts.decoding, lambda each: each.first_token.expected_s),
+            soonest(paces, parts.computing, lambda each: each.after.expected_s),
+            lambda source, target: is_pair(query, source[0], target[0]),
+        )
         decoders = [self._decoder(view, pace) for view, pace in few_d]
         told = {decoder.view.worker: decoder.told for decoder in decoders}
         sources = self._sources(snapshot, few_p, told)

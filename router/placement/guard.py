@@ -36,6 +36,7 @@ _LEAST_SEEN: Final = 16  # of which anything is said
 _GAIN: Final = 1.1  # by which another has to be better
 _SURPRISE: Final = 0.15  # objectives missed of a request, beside as many as were foretold
 _DISMAY: Final = 0.4  # of these, so many that others are tried whatever the replay says
+_FASTER: Final = 4.0  # than measured, as of many sequences at a time, a worker may be at the most
 _LITTLE: Final = 0.5  # of requests that are kept
 _FALLEN: Final = 0.5  # of what a fixed regime kept; bursts alone leave more of it
 
@@ -166,6 +167,8 @@ class Guard:
             self._better_since_s = None
         self._looked_s = self._now_s
         begun = [each for each in self._seen if each.came_s >= self._since_s]
+        if rates is not None:
+            begun = [each for each in begun if not _was_hopeless(each, rates)]
         recent = [each for each in begun if each.ended_s > self._now_s - _WINDOW_S]
         before = self.regime
         if self._before is not None:
@@ -272,6 +275,15 @@ class Guard:
         if regime is not Regime.FREE:
             self._tried = regime
         self._better_since_s = None
+
+
+def _was_hopeless(seen: Seen, rates: Rates) -> bool:
+    """Whether it had no answer, and no regime could have kept it: of that nothing is learned."""
+    if seen.ttft_s is not None:
+        return False
+    step_s = rates.step_s / _FASTER
+    prompt_s = seen.num_prompt_tokens / rates.tokens_per_s / _FASTER
+    return not seen.objectives.kept_by(prompt_s + step_s, step_s)
 
 
 def _mean(values: Sequence[float]) -> float:

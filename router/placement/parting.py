@@ -7,6 +7,8 @@ parted. It is a leaning, not a rule: what is foretold to be missed counts for mo
 """
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +21,7 @@ from router.placement.types import DecodeView, Query, Snapshot, WorkerId
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32
 _LEAST_SEEN: Final = 4  # before that nothing is said
-_TWO: Final = 2  # workers
+_TWO: Final = 2  # workers, or paces
 _NUM_ASKED: Final = 4  # workers, what their steps take
 _STICKY: Final = 0.75  # workers: a change that is smaller is none,
 _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
@@ -28,6 +30,8 @@ _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.72
 _STICKY_SHARE: Final = 0.15
+_LEFT_OUT: Final = 8  # of so many paces the longest and the shortest
+_FIXED_S: Final = 0.02  # about a step's constant: no token costs more than with a step for itself
 # Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
 # a few one more or less is much, and a step's constant is shared by few.
 _LEAST_ROWS: Final = 10.0
@@ -79,6 +83,35 @@ class Parts(NamedTuple):
 
     computing: frozenset[WorkerId] = frozenset()
     decoding: frozenset[WorkerId] = frozenset()
+
+
+class _Paces:
+    """Those that requests of late wanted, s.
+
+    On average of what a token costs, about one over its pace: those that want hardly any do not
+    weigh more than others. One that nobody else wants does not count at all.
+    """
+
+    def __init__(self) -> None:
+        self._newest = deque[float]()  # costs
+        self._ordered: list[float] = []
+
+    def add(self, tpot_s: float, most: int) -> None:
+        """One more, the last of so many."""
+        cost = 1.0 / (tpot_s + _FIXED_S)
+        self._newest.append(cost)
+        insort(self._ordered, cost)
+        while len(self._newest) > most:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+
+    @property
+    def mean_s(self) -> float | None:
+        """On average, without the few on either side; None: nobody wanted any."""
+        num = len(self._ordered)
+        if not num:
+            return None
+        num_left_out = max(num // _LEFT_OUT, int(num > _TWO))
+        return 1.0 / fmean(self._ordered[num_left_out : num - num_left_out]) - _FIXED_S
 
 
 class _Known(NamedTuple):
@@ -135,7 +168,7 @@ class Parting:
 
     def __init__(self) -> None:
         self._mix = Mix()
-        self._tpot_s: float | None = None  # of those that want any pace, on average
+        self._paces = _Paces()
         self._num_seen = 0
         self._parts = Parts()
         self._are_two_apart = False
@@ -155,8 +188,7 @@ class Parting:
         self._mix = self._mix.towards(one, weight)
         tpot_s = query.objectives.tpot_s
         if tpot_s is not None:
-            before_s = tpot_s if self._tpot_s is None else self._tpot_s
-            self._tpot_s = before_s + weight * (tpot_s - before_s)
+            self._paces.add(tpot_s, most)
 
     def together(self, snapshot: Snapshot) -> Snapshot | None:
         """Each worker for itself, where nothing is won by parting; None: they had best part.
@@ -235,14 +267,14 @@ class Parting:
 
     def _num_rows(self, phases: _Phases) -> float:
         """Answers as of late, at a time on one worker, on average; 0: not known."""
-        tpot_s, known = self._tpot_s, phases.answers
+        tpot_s, known = self._paces.mean_s, phases.answers
         if not known or tpot_s is None:
             return 0.0
         return fmean(self._mix.num_rows(cost.decode, most, tpot_s) for cost, _, most in known)
 
     def _share(self, phases: _Phases) -> float | None:
         """Of all that requests as of late take of workers, what prompts do; None: not known."""
-        tpot_s = self._tpot_s
+        tpot_s = self._paces.mean_s
         if not all(phases) or tpot_s is None or self._num_seen < _LEAST_SEEN:
             return None
         prompts_s = fmean(self._mix.prompt_s(cost.prefill, num) for cost, num, _ in phases.prompts)

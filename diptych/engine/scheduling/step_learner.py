@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
+from diptych.engine.scheduling.report import LogprobsPart
 from diptych.engine.scheduling.step import StepPlan
 from diptych.learned_cost import LearnedCost
 from diptych.step_model import ROW_COUNTS, MeasuredStep, StepCost, StepModel, StepWork, num_pairs
 
 _TELLING = 1.5  # times a count, the rows of a step that says what those beyond it cost
 _NUM_DOUBTED = 8  # such steps of which half is believed
+_TELLS_MUCH_RATIO = 1 / 16  # of a step's tokens; all of them make it half as long again
 _TRIAL_COUNTS = 8  # as so many of them: nothing but its rows made it what it was
 
 
@@ -22,6 +24,15 @@ def work_of(plan: StepPlan) -> StepWork:
             num_tokens += len(chunk.token_ids)
             num_attention_pairs += num_pairs(chunk.start, chunk.end)
     return StepWork(num_rows, num_context, num_tokens, num_attention_pairs)
+
+
+def tells_much(plan: StepPlan) -> bool:
+    """Whether the log probabilities that it tells of prompts make it clearly longer than another
+    of the same contents. Hidden states are summed up in no time.
+    """
+    parts = (chunk.report for chunk in plan.chunks)
+    num_told = sum(part.num_rows for part in parts if isinstance(part, LogprobsPart))
+    return num_told > _TELLS_MUCH_RATIO * plan.num_tokens
 
 
 class StepLearner:

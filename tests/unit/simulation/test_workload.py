@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,6 +42,36 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert azure == [Shape(0.0, 374, 44), Shape(pytest.approx(4.25), 396, 109)]  # type: ignore[arg-type]
     mooncake = read_trace(written(tmp_path, "m.jsonl", MOONCAKE))
     assert mooncake == [Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))]
+
+
+@pytest.fixture(params=["UTC", "America/New_York", "Asia/Tokyo"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The machine's."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("stamps", "expected_s"),
+    [
+        (["10 00:00:00.009930+00:00", "10 00:00:01+00:00", "10 00:00:01.5000000Z"], [0.99007, 0.5]),
+        (["10 00:00:00.0099301", "10 00:00:01+00:00", "10 00:00:01.50"], [0.99007, 0.5]),
+        (["10 00:00:00.25-05:00", "10 05:00:01+00:00", "10 14:00:01.2500009+09:00"], [0.75, 0.25]),
+        (["10 01:59:59.5", "10 02:30:00", "10 03:00:00"], [1800.5, 1800.0]),
+    ],
+)
+def test_moments_are_those_of_their_zone_wherever_they_are_read(
+    tmp_path: Path, zone: str, stamps: list[str], expected_s: list[float]
+) -> None:
+    """Of no zone: of UTC, which has each hour of a day once. In March New York skips one."""
+    rows = "".join(f"2024-03-{stamp},1,1\n" for stamp in stamps)
+    text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}"
+    shapes = read_trace(written(tmp_path, "a.csv", text))
+    gaps_s = [after.at_s - before.at_s for before, after in pairwise(shapes)]
+    assert gaps_s == pytest.approx(expected_s, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +115,7 @@ TIME = "2023-11-16 18:15:47"
         ("a.csv", f"{HEAD}\n\n{TIME},1e3,1\n", r"line 5: ContextTokens: .* \(got '1e3'\)"),
         ("a.csv", f"{HEAD}{TIME},5\n", "line 3: GeneratedTokens: is missing"),
         ("a.csv", f"{HEAD}0000-11-16 18:15:47,1,1\n", "line 3: TIMESTAMP: expected a time"),
+        ("a.csv", f"{HEAD}2023-11-16 18:15:47.1234567890 or so,1,1\n", "line 3: TIMESTAMP: exp"),
         ("a.csv", f"{HEAD}2023-11-16 18:15:45,1,1\n", "line 3: TIMESTAMP: is before the first"),
         ("a.csv", "t,ContextTokens,GeneratedTokens\n1,1,1\n", "line 2: TIMESTAMP: is missing"),
         ("m.jsonl", row_of() + row_of(input_length=math.inf), "line 2: input_length: expected"),

@@ -29,12 +29,19 @@ def seen(num_prompt: int, num_output: int, num: int = 400, num_workers: int = 8)
     return parting
 
 
-def tell(parting: Parting, num_prompt: int, num_output: int, num: int, num_workers: int) -> None:
+def tell(
+    parting: Parting,
+    num_prompt: int,
+    num_output: int,
+    num: int,
+    num_workers: int,
+    pace_s: float = PACE_S,
+) -> None:
     query = Query(
         num_tokens=num_prompt,
         num_max_tokens=num_prompt + num_output,
         num_output_tokens=num_output,
-        objectives=Objectives(2.0, PACE_S),
+        objectives=Objectives(2.0, pace_s),
     )
     for _ in range(num):
         parting.learn(query, num_prompt, num_workers)
@@ -168,3 +175,48 @@ def test_where_prompts_take_no_time_nobody_has_a_part() -> None:
     parting = seen(500, 100)
     assert parting.parts(snapshot).computing
     assert parting.parts(replace(snapshot, decode=views)) == Parts()
+
+
+@pytest.mark.parametrize("odd_s", [86_400.0, 1e-9])
+@pytest.mark.parametrize("mix", [(400, 60), (800, 80), (50, 400)])
+def test_one_odd_pace_weighs_no_more_than_any_other(mix: tuple[int, int], odd_s: float) -> None:
+    """As of one that has a day for each token, or no time at all."""
+    parting, two, eight = Parting(), both(2), both(8)
+    tell(parting, *mix, 100, 2)
+    were_together = parting.together(two) is not None
+    before = num_computing(parting, eight)
+    tell(parting, *mix, 1, 2, odd_s)
+    for _ in range(40):
+        assert (parting.together(two) is not None) is were_together
+        assert num_computing(parting, eight) == before
+        tell(parting, *mix, 1, 2)
+
+
+@pytest.mark.parametrize("odd_s", [86_400.0, 1e-9])
+def test_the_first_pace_is_forgotten_like_any_other(odd_s: float) -> None:
+    parting = Parting()
+    tell(parting, 400, 60, 1, 8, odd_s)
+    tell(parting, 400, 60, 63, 8)
+    assert num_computing(parting, both(8)) == num_computing(seen(400, 60), both(8))
+
+
+def test_the_pace_is_the_one_that_all_of_late_want() -> None:
+    parting = Parting()
+    tell(parting, 400, 60, 100, 8)
+    assert parting._paces.mean_s == pytest.approx(PACE_S)
+    tell(parting, 400, 60, 500, 8, 2 * PACE_S)
+    assert parting._paces.mean_s == pytest.approx(2 * PACE_S)
+
+
+@pytest.mark.parametrize(
+    ("other_s", "least", "most"),
+    [(2 * PACE_S, 1.1, 1.4), (86_400.0, 1.2, 1.8), (1e-9, 0.3, 0.8), (0.0, 0.3, 0.8)],
+)
+def test_where_some_want_another_pace_both_count(other_s: float, least: float, most: float) -> None:
+    """Also where it is no pace to speak of, or none that can be had."""
+    parting = Parting()
+    for number in range(200):
+        tell(parting, 400, 60, 1, 8, PACE_S if number % 3 else other_s)
+    mean_s = parting._paces.mean_s
+    assert mean_s is not None
+    assert least <= mean_s / PACE_S <= most

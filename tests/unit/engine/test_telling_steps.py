@@ -1,0 +1,91 @@
+"""Steps that tell of their prompts' tokens take longer, and do not teach what others take."""
+
+import math
+
+import pytest
+
+from diptych.engine.engine import StepEngine
+from diptych.engine.scheduling.report import (
+    LogprobsPart,
+    LogprobsReport,
+    Pooling,
+    PoolingReport,
+    Report,
+    SummedStates,
+    Told,
+)
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
+from diptych.sampling_params import SamplingParams
+from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep, StepCost, StepWork
+from diptych.token_logprobs import PromptLogprobs
+from tests.unit.engine.engine_rig import EngineRig
+
+ALL_ROWS, ONE_ROW = LogprobsReport(1, 16, 0), LogprobsReport(15, 16, 0)
+POOLED = PoolingReport(Pooling.MEAN)
+TRIALS = [
+    MeasuredStep(StepWork.of_prompt(num_tokens, 0), 0.01 * num_tokens)
+    for num_tokens in (4, 8, 12, 16)
+    for _ in range(6)
+]
+
+
+class TellingRunner:
+    """Takes half as long again for a chunk that tells log probabilities."""
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
+        told: dict[int, Told] = {}
+        duration_s = 0.01 * plan.num_tokens
+        for index, chunk in enumerate(plan.chunks):
+            if isinstance(chunk.report, LogprobsPart):
+                told[index] = PromptLogprobs(chunk.report.position, ())
+                duration_s *= 1.0 + 0.5 * chunk.report.num_rows / plan.num_tokens
+            elif chunk.report is not None:
+                told[index] = SummedStates(())
+        return StepOutput(tokens=tokens, duration_s=duration_s, reports=told)
+
+
+async def learned(reports: list[Report | None], trials: list[MeasuredStep]) -> StepCost:
+    """Of an engine that computed such prompts one after the other."""
+    runner = TellingRunner()
+    rig = EngineRig(lambda scheduler: StepEngine(scheduler, runner, measured=trials))
+    async with rig.running():
+        for number, report in enumerate(reports):
+            seq = Sequence(
+                key=SequenceKey("router", number),
+                token_ids=[number] * 16,
+                num_prompt_tokens=16,
+                sampling=SamplingParams(max_tokens=1),
+                prefill_only=True,
+                report=report,
+            )
+            rig.engine.add_prefill(seq)
+            while seq.state is not SequenceState.LEASED:
+                rig.stepped.clear()
+                await rig.stepped.wait()
+            rig.engine.release(seq)
+    return rig.engine.step_model.prefill
+
+
+@pytest.mark.parametrize("reports", [[ALL_ROWS] * 40, [None, ALL_ROWS] * 40, [ALL_ROWS, POOLED]])
+async def test_steps_that_tell_of_their_prompts_do_not_teach_what_others_take(
+    reports: list[Report | None],
+) -> None:
+    """One whose steps all do still knows what it measured before the first."""
+    cost = await learned(reports, TRIALS)
+    assert cost.is_known
+    assert cost.num_steps == len(TRIALS) + len(reports) - reports.count(ALL_ROWS)
+    assert cost.expected_s(StepWork.of_prompt(16, 0)) == pytest.approx(0.16, rel=0.05)
+
+
+async def test_steps_that_take_no_longer_for_what_they_tell_are_learned_from() -> None:
+    cost = await learned([ONE_ROW, POOLED] * 10, TRIALS)
+    assert cost.num_steps == len(TRIALS) + 20
+
+
+async def test_who_knows_nothing_learns_from_any_step() -> None:
+    """Else nothing would be foretold of a worker without trials all of whose steps tell."""
+    cost = await learned([ALL_ROWS] * 40, [])
+    assert cost.num_steps == NUM_KNOWN_STEPS
+    assert cost.expected_s(StepWork.of_prompt(16, 0)) == pytest.approx(0.24, rel=0.1)

@@ -26,6 +26,9 @@ class TextAssembler(Protocol):
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; whole characters."""
 
+    def end_before(self, token_id: int) -> str:
+        """The text of those before that becomes certain as this one comes next; then push it."""
+
     def flush(self) -> str:
         """The rest, when no more tokens come; broken characters as U+FFFD."""
 
@@ -137,6 +140,9 @@ class _ByteLevelAssembler:
         self._is_within = bool(self._decoder.getstate()[0])
         return text
 
+    def end_before(self, token_id: int) -> str:
+        return ""
+
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -150,13 +156,20 @@ class _PieceAssembler:
         self._run = bytearray()
 
     def push(self, token_id: int) -> str:
-        piece = self._pieces.piece(token_id)
-        if token_id in self._shown_ids:
-            piece = self._pieces.spelling(token_id).decode()
+        piece = self._piece(token_id)
         if isinstance(piece, bytes):
             self._run += piece
             return ""
         return self.flush() + piece if piece else ""
+
+    def end_before(self, token_id: int) -> str:
+        piece = self._piece(token_id)
+        return self.flush() if piece and isinstance(piece, str) else ""
+
+    def _piece(self, token_id: int) -> str | bytes:
+        if token_id in self._shown_ids:
+            return self._pieces.spelling(token_id).decode()
+        return self._pieces.piece(token_id)
 
     def flush(self) -> str:
         run = bytes(self._run)

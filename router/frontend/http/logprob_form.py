@@ -133,6 +133,7 @@ class CompletionLogprobs:
         self._tokens.append(self._name(token_id))
         self._logprobs.append(logprob)
         self._tops.append(named)
+        self._offset += len(self._assembler.end_before(token_id))
         self._offsets.append(self._offset)
         self._offset += self._length(token_id)
 

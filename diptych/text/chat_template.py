@@ -5,9 +5,11 @@ so it gets what it expects there and nothing else: no attribute access beyond
 the sandbox, no files. Knows nothing of tokens.
 """
 
+import itertools
 import json
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -20,6 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from diptych.errors import ConfigurationError, InvalidRequestError
 
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+# Some show a turn's calls only where it has no content, as DeepSeek's do.
+_ASKS_FOR_NONE = re.compile(r"""\bcontent['"]?\]?\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 
 
 class Hide(Protocol):
@@ -72,18 +77,28 @@ class Message(NamedTuple):
     name: str = ""
     """Of the tool whose answer it is, or of who speaks; many templates do not show it."""
 
-    def for_template(self, hide: Hide = shown) -> dict[str, Any]:
-        """As templates expect it; what is empty is left out, which they ask for."""
+    def for_template(
+        self, hide: Hide = shown, *, may_be_none: bool = False, as_json: bool = False
+    ) -> dict[str, Any]:
+        """As templates expect it; what is empty is left out, which they ask for.
+
+        ``may_be_none``: the content beside calls, if there is none. ``as_json``: calls' arguments
+        are texts.
+        """
+        is_none = may_be_none and self.tool_calls and not self.content
         turn: dict[str, Any] = {
             "role": hide(self.role, is_role=True),
-            "content": hide(self.content),
+            "content": None if is_none else hide(self.content),
         }
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
                     "id": hide(call.tool_call_id),
                     "type": "function",
-                    "function": {"name": hide(call.name), "arguments": hide(call.arguments)},
+                    "function": {
+                        "name": hide(call.name),
+                        "arguments": hide(_to_json(call.arguments) if as_json else call.arguments),
+                    },
                 }
                 for call in self.tool_calls
             ]
@@ -124,6 +139,7 @@ class ChatTemplate:
         self._clock = clock
         self._special_tokens = dict(special_tokens)
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
+        self._asks_for_none = _ASKS_FOR_NONE.search(self.source) is not None
         try:
             self._template = environment.from_string(source)
             self._with_tools = environment.from_string(with_tools) if with_tools else self._template
@@ -154,7 +170,7 @@ class ChatTemplate:
                 has the name of something that templates get.
         """
         own: dict[str, object] = {
-            "messages": [message.for_template(hide) for message in messages],
+            "messages": (),
             "add_generation_prompt": add_generation_prompt,
             "tools": [tool.for_template(hide) for tool in tools] or None,
             "documents": None,
@@ -165,13 +181,29 @@ class ChatTemplate:
             if name in own or name in self._reserved:
                 raise InvalidRequestError("cannot be set", field=f"chat.template_arguments.{name}")
         given = {name: hide(value) for name, value in (arguments or {}).items()}
-        try:
-            template = self._with_tools if tools else self._template
-            return template.render({**given, **own})
-        except Exception as error:  # noqa: BLE001 - a template may fail in any way
-            raise InvalidRequestError(
-                f"the model's chat template refuses them: {error}", field="chat.messages"
-            ) from None
+        template, refused = self._with_tools if tools else self._template, ""
+        for turns in self._ways(messages, hide):
+            try:
+                return template.render({**given, **own, "messages": turns})
+            except TypeError as error:  # it joins what is no text: it may be meant for another way
+                refused = refused or str(error)
+            except Exception as error:  # noqa: BLE001 - a template may fail in any way
+                refused = refused or str(error)
+                break
+        raise InvalidRequestError(
+            f"the model's chat template refuses them: {refused}", field="chat.messages"
+        )
+
+    def _ways(self, messages: Sequence[Message], hide: Hide) -> Iterator[list[dict[str, Any]]]:
+        """The turns as most templates take them, then as others do; those that differ."""
+        has_calls = any(message.tool_calls for message in messages)
+        may_be_none = (True, False) if has_calls and self._asks_for_none else (False,)
+        as_json = (False, True) if has_calls else (False,)
+        for no_content, texts in itertools.product(may_be_none, as_json):
+            yield [
+                message.for_template(hide, may_be_none=no_content, as_json=texts)
+                for message in messages
+            ]
 
 
 class _GenerationBlock(Extension):

@@ -2,11 +2,12 @@
 
 import time
 from datetime import datetime
+from typing import Any
 
 import pytest
 
 from diptych.errors import ConfigurationError, InvalidRequestError
-from diptych.text.chat_template import ChatTemplate, Message
+from diptych.text.chat_template import ChatTemplate, Message, ToolCall
 from router.frontend.validation import MAX_UNIX_S
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -105,3 +106,52 @@ def test_a_refusal_is_the_requests_fault(source: str, reason: str) -> None:
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ConfigurationError, match="chat template"):
         ChatTemplate("{% if %}", _SPECIAL)
+
+
+CALLS = (ToolCall("c1", "f", {"city": "Zürich"}),)
+WITH_CALLS = [Message("user", "a"), Message("assistant", "", CALLS), Message("tool", "b")]
+_EACH_CALL = "{% for call in m.tool_calls or [] %}{{ ARGUMENTS }}{% endfor %}"
+_AS_TEXT = _EACH_CALL.replace("ARGUMENTS", "'<' + call.function.arguments + '>'")
+_AS_JSON = _EACH_CALL.replace("ARGUMENTS", "call.function.arguments | tojson")
+
+
+def of_messages(body: str) -> str:
+    return f"{{% for m in messages %}}[{body}]{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    "asks", ["m['content'] is none", 'm["content"] is none', "m.content is none"]
+)
+@pytest.mark.parametrize(
+    ("calls", "shown"), [(_AS_TEXT, '<{"city": "Zürich"}>'), (_AS_JSON, '{"city": "Zürich"}')]
+)
+def test_calls_are_shown_where_that_asks_for_no_content(asks: str, calls: str, shown: str) -> None:
+    """As DeepSeek's templates do, which also join arguments to texts."""
+    source = of_messages(f"{{% if {asks} %}}{calls}{{% else %}}{{{{ m.content }}}}{{% endif %}}")
+    assert render(source, WITH_CALLS) == f"[a][{shown}][b]"
+    said = [WITH_CALLS[0], Message("assistant", "c", CALLS)]
+    assert render(source, said) == "[a][c]", "there it shows none"
+    assert render(source, [Message("user", "")]) == "[]", "no calls, so it is a text"
+
+
+def test_elsewhere_no_content_is_an_empty_text() -> None:
+    source = of_messages("{{ m.content + '.' }}" + _AS_JSON)
+    assert render(source, WITH_CALLS) == '[a.][.{"city": "Zürich"}][b.]'
+    asking = of_messages("{% if m.content is not none %}{% endif %}{{ m.content + '.' }}")
+    assert render(asking, WITH_CALLS) == "[a.][.][b.]", "it joins what it may be without"
+
+
+def test_of_what_is_refused_in_each_way_the_first_reason_is_told() -> None:
+    source = of_messages("{% if m.content is none %}{% endif %}{{ 1 + m.role }}")
+    with pytest.raises(InvalidRequestError, match="unsupported operand"):
+        render(source, WITH_CALLS)
+    told: list[str] = []
+    template = ChatTemplate(of_messages(_AS_TEXT + "{{ raise_exception('no') }}"), _SPECIAL)
+
+    def hide(value: Any, *, is_role: bool = False) -> Any:
+        told.append(str(value))
+        return value
+
+    with pytest.raises(InvalidRequestError, match="refuses them: no"):
+        template.render([Message("user", "a")], hide=hide)
+    assert told == ["user", "a"], "what a template refuses is refused once"

@@ -89,11 +89,12 @@ def write_gguf(
     extra: Sequence[tuple[str, str]] = (),
     extra_tensors: Sequence[tuple[str, NDArray[np.float32]]] = (),
     extra_numbers: Sequence[tuple[str, float]] = (),
+    extra_flags: Sequence[tuple[str, bool]] = (),
 ) -> None:
     """Write the Llama or Gemma 3 model in ``folder`` as llama.cpp's converter does.
 
     ``matrix_type`` is how matrices are stored; ``extra`` adds or replaces
-    metadata strings, ``extra_numbers`` adds numbers.
+    metadata strings, ``extra_numbers`` adds numbers, ``extra_flags`` booleans.
     """
     config = json.loads((folder / "config.json").read_text())
     name = {"llama": "llama", "gemma3_text": "gemma3"}[config["model_type"]]
@@ -114,6 +115,8 @@ def write_gguf(
         writer.add_sliding_window(config["sliding_window"])
     for key, number in extra_numbers:
         writer.add_float32(key, number)
+    for key, flag in extra_flags:
+        writer.add_bool(key, flag)
     _add_tokenizer(writer, folder, dict(extra))
     for hf_name, tensor in load_file(folder / "model.safetensors").items():
         gguf_name = _gguf_name(hf_name, name)

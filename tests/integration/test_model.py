@@ -365,6 +365,29 @@ def test_bfloat16_is_as_near_as_transformers(
     assert error < 1.05 * own
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("sizes", [(200,), (7, 1, 60, 33, 1, 98)], ids=["one chunk", "chunks"])
+def test_mistral_with_types_of_layers(
+    tmp_path: Path, sizes: tuple[int, ...], compiled: bool
+) -> None:
+    """As Ministral has them: far behind the windows only the full layer's keys are needed."""
+    types = {"layer_types": ["full_attention", *["sliding_attention"] * 3]}
+    write_tiny_model(tmp_path, "mistral", num_layers=4, shape=types)
+    backend = CPU if compiled else PLAIN
+    model = load_decoder(tmp_path, backend=backend)
+    kv_cache = KVCache(model.config, NUM_BLOCKS, BLOCK_SIZE)
+    runner = Runner(model, kv_cache, backend)
+    ids, table, ends = tokens_of(90, 200), scattered_table(90, 200), list(accumulate(sizes))
+    rows = [
+        runner.logits(plan_of(chunk(ids, end - size, end, table)))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    assert_close(torch.cat(rows), hf_reference.logits(tmp_path, ids))
+    needs = BlockNeeds.of(kv_layout(model.config, kv_cache, "", torch.float32))
+    behind, last = needs.num_bytes_of(0, 200), needs.num_bytes_of(24, 200)
+    assert 4 * behind == last == kv_cache.block_bytes
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> None:
     """A folder as the larger Gemma 3 have it: other tensors beside the decoder's.
@@ -409,7 +432,7 @@ def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> No
     ],
     ids=lambda scaling: "-".join([str(scaling["rope_type"]), *list(scaling)[3:]]),
 )
-@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters", "both"])
 def test_scaled_rope(tmp_path: Path, scaling: dict[str, object], spelling: str) -> None:
     write_tiny_model(tmp_path, "llama")
     path = tmp_path / "config.json"
@@ -417,7 +440,8 @@ def test_scaled_rope(tmp_path: Path, scaling: dict[str, object], spelling: str) 
     theta = content["rope_theta"]
     if spelling == "rope_parameters":
         scaling = scaling | {"rope_theta": content.pop("rope_theta")}
-    path.write_text(json.dumps(content | {spelling: scaling}))
+    spellings = ("rope_scaling", "rope_parameters") if spelling == "both" else (spelling,)
+    path.write_text(json.dumps(content | dict.fromkeys(spellings, scaling)))
     assert theta == 10000.0
     runner = runner_of(load_decoder(tmp_path))
     ids = tokens_of(60, 200)

@@ -22,6 +22,7 @@ from diptych.engine.backends.cpu.linear import packing_works
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
+from diptych.engine.model.checkpoint import CheckpointReader
 from diptych.engine.model.compact import widened
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
@@ -33,6 +34,8 @@ from tests.engines import CPU, PLAIN
 from tests.tiny_model import write_tiny_model
 
 STORE = CPU.weights(torch.float32, "none")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+DIFFERS = rf"{HEAD}.* differs from {EMBEDDING}.*tie_word_embeddings.*to false.*remove the tensor"
 
 
 @pytest.fixture
@@ -199,6 +202,117 @@ def test_a_checkpoint_of_the_decoder_alone(folder: Path, is_sharded: bool) -> No
     change_config(folder, tie_word_embeddings=False)
     with pytest.raises(ConfigurationError, match=r"lacks the tensor lm_head\.weight$"):
         load_weights(folder, ModelConfig.from_folder(folder), STORE)
+
+
+@pytest.fixture
+def tied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose head is its embedding, and is stored all the same; compared in pieces."""
+    monkeypatch.setattr("diptych.engine.model.checkpoint._PIECE_NUMBERS", 1000)
+    change_config(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    change_tensors(folder, **{HEAD: tensors[EMBEDDING]})
+    return folder
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_head_that_is_the_embedding(tied: Path, is_sharded: bool) -> None:
+    """It is read to see that, and not kept."""
+    if is_sharded:
+        shard(tied)
+    config = ModelConfig.from_folder(tied)
+    ratios: list[float] = []
+    with LiveBytes() as live:
+        weights = load_weights(tied, config, PLAIN.weights(torch.float32, "none"), ratios.append)
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == 1.0
+    sizes = [each.in_features * each.out_features * 4 for each in weights.linears]
+    assert live.most - live.now < min(sizes) / 2
+    assert weights.head.out_features == config.vocab_size
+
+
+@pytest.mark.parametrize("row", [0, 255, 256, 511])
+def test_another_head_than_a_tied_one_is_refused(tied: Path, row: int) -> None:
+    """Both are there: transformers takes the stored one, whatever the config says."""
+    head = load_file(tied / "model.safetensors")[HEAD].copy()
+    head[row, 63] += 1
+    change_tensors(tied, **{HEAD: head})
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        load_weights(tied, ModelConfig.from_folder(tied), STORE)
+    change_config(tied, tie_word_embeddings=False)
+    weights = load_weights(tied, ModelConfig.from_folder(tied), STORE)
+    x = torch.linspace(-1, 1, 64)[None]
+    assert torch.allclose(weights.head(x), x @ torch.from_numpy(head).T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "head", [np.zeros((512, 32), np.float32), np.zeros(512, np.float32), np.zeros((512, 64), "i1")]
+)
+def test_a_tied_head_of_another_shape_or_type_is_refused(tied: Path, head: np.ndarray) -> None:
+    change_tensors(tied, **{HEAD: head})
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        load_weights(tied, ModelConfig.from_folder(tied), STORE)
+
+
+def test_a_tied_head_of_fewer_bits_is_another_one_where_that_shows(tied: Path) -> None:
+    path = tied / "model.safetensors"
+    tensors = load_tensors(path)
+    save_tensors(tensors | {HEAD: tensors[HEAD].bfloat16()}, path)
+    config = ModelConfig.from_folder(tied)
+    load_weights(tied, config, PLAIN.weights(torch.bfloat16, "none"))
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        load_weights(tied, config, STORE)
+    save_tensors(tensors | {HEAD: tensors[HEAD].to(torch.float8_e4m3fn)}, path)
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        load_weights(tied, config, STORE)
+
+
+def test_a_tied_head_in_whole_numbers_is_another_one(tied: Path) -> None:
+    words = dict.fromkeys(("qweight", "qzeros", "scales"), np.zeros((8, 512), np.int32))
+    change_tensors(tied, **{HEAD: None}, **{f"lm_head.{part}": w for part, w in words.items()})
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+    change_config(tied, quantization_config=section)
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        load_weights(tied, ModelConfig.from_folder(tied), STORE)
+
+
+def test_a_head_beside_no_embedding(tied: Path) -> None:
+    change_tensors(tied, **{EMBEDDING: None})
+    with pytest.raises(ConfigurationError, match=f"lacks the tensor {EMBEDDING}$"):
+        load_weights(tied, ModelConfig.from_folder(tied), STORE)
+
+
+def test_each_rank_compares_the_rows_that_it_reads(tied: Path) -> None:
+    head = load_file(tied / "model.safetensors")[HEAD].copy()
+    head[300, 5] += 1
+    change_tensors(tied, **{HEAD: head})
+    differ = []
+    for rank in range(2):
+        reader = CheckpointReader(
+            tied,
+            torch.float32,
+            torch.device("cpu"),
+            lambda ratio: None,
+            share=RankShare(rank, 2),
+        )
+        differ.append(reader.differ(HEAD, EMBEDDING, 512, 64))
+    assert differ == [False, True]
+
+
+def test_weights_of_two_models_in_one_folder(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    shard(folder)
+    config = ModelConfig.from_folder(folder)
+    load_weights(folder, config, STORE)
+    (folder / "model.safetensors").write_bytes(whole)
+    both = r"both model\.safetensors and model\.safetensors\.index\.json.*: remove one"
+    with pytest.raises(ConfigurationError, match=both):
+        load_weights(folder, config, STORE)
+    with pytest.raises(ConfigurationError, match=both):
+        model_digest(folder)
+    index = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+    content = json.dumps({"weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(content)
+    load_weights(folder, config, STORE)
 
 
 def test_unreadable_files(folder: Path) -> None:

@@ -1,9 +1,10 @@
 """A model most of whose layers slide, handed over: what pulls left in the cache, and what of it
 serves whom; the tokens of one process, whatever lies in the holes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -83,8 +84,14 @@ def tokens_of(said: list[Said]) -> list[int]:
 
 
 @asynccontextmanager
-async def case_of(tmp_path: Path, transport: str, decode_blocks: int) -> AsyncIterator[Case]:
-    model = write_tiny_model(tmp_path / "gemma3", "gemma3", num_layers=6)
+async def case_of(
+    tmp_path: Path,
+    transport: str,
+    decode_blocks: int,
+    family: str = "gemma3",
+    shape: Mapping[str, object] = MappingProxyType({}),
+) -> AsyncIterator[Case]:
+    model = write_tiny_model(tmp_path / family, family, num_layers=6, shape=shape)
     settings: Settings = {
         "num_blocks": NUM_BLOCKS,
         "max_model_len": MAX_LEN,
@@ -120,6 +127,21 @@ async def test_prompts_that_share_a_prefix(tmp_path: Path, transport: str) -> No
         assert shorter.num_cached == 64
         assert (await case.handed_over(LONG[:100])).num_cached == 96
         assert (await case.handed_over(LONG)).num_cached == 128
+
+
+async def test_a_mistral_of_which_some_layers_slide(tmp_path: Path) -> None:
+    """As Ministral: the windows of those layers are handed over, and all of the full ones."""
+    whole = ["full_attention"] * 6
+    some = ["full_attention", "sliding_attention", "sliding_attention"] * 2
+    num_bytes = []
+    for types in (whole, some, ["sliding_attention"] * 6):
+        shape = {"layer_types": types}
+        async with case_of(tmp_path, "inline", NUM_BLOCKS, "mistral", shape) as case:
+            pulled = await case.handed_over(LONG)
+            assert (await case.handed_over(LONG)).num_cached == 128
+            num_bytes.append(pulled.stats.num_bytes)
+    assert num_bytes[2] < num_bytes[1] < num_bytes[0]
+    assert 3 * num_bytes[1] == num_bytes[0] + 2 * num_bytes[2]
 
 
 async def test_what_was_to_be_pulled_is_computed_from_where_that_can_be(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ tensors mean is the decoder's business. Only files that the index names are open
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 _BARE_EMBEDDING = "embed_tokens.weight"
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+_PIECE_NUMBERS = 1 << 22  # of two tensors, compared at a time
 
 
 class CheckpointReader:
@@ -178,6 +179,37 @@ class CheckpointReader:
                 self._shards[location.path].drop(location)
                 self.skip(part)
 
+    def differ(self, name: str, other: str, num_rows: int, num_columns: int) -> bool:
+        """Whether both are there, the other one is of this shape, and they are not the same.
+
+        As floats of the type that they are handed out in, and of the rows that are this
+        process's: a piece at a time, of which no more than that is ever in memory.
+        """
+        shape = (num_rows, num_columns)
+        found = [self._stored(each) for each in (name, other)]
+        locations = [location for location in found if location is not None]
+        if len(locations) < 2 or (locations[1].dtype in FLOATS and locations[1].shape != shape):
+            return False
+        are_floats = all(each.dtype in FLOATS and each.shape == shape for each in locations)
+        if not are_floats or len({each.dtype == FP8 for each in locations}) > 1:
+            return True
+        rows, step = self._share.part(num_rows), max(1, _PIECE_NUMBERS // num_columns)
+        parts = (rows[first : first + step] for first in range(0, len(rows), step))
+        return not all(self._are_equal(each.rows(part) for each in locations) for part in parts)
+
+    def _are_equal(self, locations: Iterable[TensorLocation]) -> bool:
+        """Of two small ones, whose pages are given back."""
+        pieces = [(self._shards[location.path], location) for location in locations]
+        one, other = (shard.tensor(location).to(self._dtype) for shard, location in pieces)
+        are_equal = torch.equal(one, other)
+        for shard, location in pieces:
+            shard.drop(location)
+        return are_equal
+
+    def _stored(self, name: str) -> TensorLocation | None:
+        """The weight, or the words that it is stored as."""
+        return self._left.get(name) or self._left.get(name.removesuffix("weight") + WORDS)
+
     def skip_zeros(self, name: str) -> None:
         """Leave out a bias that is there for whoever packed the weight, if it changes nothing."""
         location = self._left.get(name)
@@ -279,7 +311,7 @@ def tensor_index(folder: Path) -> dict[str, TensorLocation]:
     """Every tensor of the checkpoint in ``folder``, one file or sharded.
 
     Raises:
-        ConfigurationError: a file is missing or malformed.
+        ConfigurationError: a file is missing or malformed, or there are two checkpoints.
     """
     try:
         if (folder / _INDEX_NAME).exists():
@@ -287,6 +319,11 @@ def tensor_index(folder: Path) -> dict[str, TensorLocation]:
             names = sorted(set(weight_map.values()))
         else:
             names = [_SINGLE_NAME]
+        if _SINGLE_NAME not in names and (folder / _SINGLE_NAME).exists():
+            raise ConfigurationError(
+                f"{folder} has both {_SINGLE_NAME} and {_INDEX_NAME}, which does not name it: "
+                "remove one of them"
+            )
         index: dict[str, TensorLocation] = {}
         for name in names:
             index.update(read_header(folder / name))

@@ -106,6 +106,11 @@ class ModelConfig:
         for key in _UNSUPPORTED_SWITCHES:
             if config.get(key):
                 raise ConfigurationError(f"config.json: {key}={config[key]!r} is not supported")
+        if config.get("is_causal") not in (None, True):
+            raise ConfigurationError(
+                f"config.json: is_causal={config['is_causal']!r} is not supported: "
+                "a token attends to itself and those before it alone"
+            )
         reader = ConfigReader(config)
         layers = reader.layers(family)
         gemma = family.is_gemma
@@ -117,7 +122,7 @@ class ModelConfig:
             )
         hidden_size = reader.count("hidden_size")
         head_dim = reader.count("head_dim", family.head_dim or hidden_size // num_heads)
-        attention_bias = bool(config.get("attention_bias"))
+        attention_bias = family.heeds_attention_bias and bool(config.get("attention_bias"))
         scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
         score_softcap = reader.softcap("attn_logit_softcapping", family.score_softcap)
         if score_softcap is not None and family.score_softcap is None:
@@ -146,7 +151,7 @@ class ModelConfig:
             qk_norm=family.qk_norm,
             qkv_bias=attention_bias or family.qkv_bias,
             output_bias=attention_bias,
-            mlp_bias=bool(config.get("mlp_bias")),
+            mlp_bias=family.heeds_mlp_bias and bool(config.get("mlp_bias")),
             norm_offset=1.0 if gemma else 0.0,
             post_norms=gemma,
             logit_softcap=reader.softcap("final_logit_softcapping", family.logit_softcap),

@@ -90,9 +90,8 @@ class ConfigReader:
         return self.count("sliding_window", family.window)
 
     def _layer_types(self, family: Family, num_layers: int, window: int | None) -> list[str]:
-        # Llama has no such key and Mistral slides in every layer whatever it says.
-        has_types = family.window_switch or family.window_pattern is not None
-        kinds = self._config.get("layer_types") if has_types else None
+        # Llama has no such key; a Mistral that has it is what others call a Ministral.
+        kinds = self._config.get("layer_types") if family.window is not None else None
         if kinds is not None:
             are_known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
             if not are_known or len(kinds) != num_layers:
@@ -113,12 +112,16 @@ class ConfigReader:
     def _rope(self, family: Family, kind: str) -> RopeConfig:
         local = kind == _SLIDING and family.local_rope_theta is not None
         parameters = _section(self._config, "rope_parameters")
+        # Scaling never applied to the local frequencies.
+        older = {} if local else _section(self._config, "rope_scaling")
         if kind in parameters:  # transformers 5, one set per layer type
             parameters = _section(parameters, kind)
+            self._refuse_two_ropes(family, parameters, older, of_type=True)
         elif family.local_rope_theta is not None and "rope_theta" in parameters:
             raise ConfigurationError("config.json: rope_parameters must name its layer types")
-        elif not local:  # scaling never applied to the local frequencies
-            parameters |= _section(self._config, "rope_scaling")
+        else:
+            self._refuse_two_ropes(family, parameters, older)
+            parameters |= older
         theta_key = "rope_local_base_freq" if local else "rope_theta"
         default_theta = family.local_rope_theta if local else family.rope_theta
         scaling = ConfigReader(parameters)
@@ -128,7 +131,7 @@ class ConfigReader:
             rope_type = RopeType(name)
         except ValueError:
             raise ConfigurationError(f"config.json: rope_type={name!r} is not supported") from None
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        if parameters.get("partial_rotary_factor") not in (None, 1.0):
             raise ConfigurationError("config.json: partial_rotary_factor is not supported")
         if rope_type is RopeType.DEFAULT:
             return RopeConfig(theta=theta)
@@ -145,6 +148,35 @@ class ConfigReader:
             scaling.number("high_freq_factor"),
             original,
         )
+
+    def _refuse_two_ropes(
+        self,
+        family: Family,
+        parameters: Mapping[str, Any],
+        older: Mapping[str, Any],
+        *,
+        of_type: bool = False,
+    ) -> None:
+        """Where a config has both, transformers 5 takes the older one in place of the other.
+
+        So that has to say all that the other says. of_type: and the other way round, as what is
+        said of one type of layers is taken without the older one here.
+        """
+        if not older:
+            return
+        usual = {
+            "rope_type": "default",
+            "rope_theta": self.number("rope_theta", family.rope_theta),
+            "partial_rotary_factor": 1.0,
+        }
+        ours, theirs = _spelled_now(parameters), _spelled_now(older)
+        for key in ours | theirs if of_type else ours:
+            values = [each.get(key, usual.get(key)) for each in (ours, theirs)]
+            if values[0] != values[1]:
+                raise ConfigurationError(
+                    f"config.json: rope_parameters and rope_scaling differ in {key} "
+                    f"({values[0]!r} and {values[1]!r}): remove one of them"
+                )
 
     def max_position(self, family: Family) -> int:
         """The longest sequence in tokens, as the model's own key says."""
@@ -194,6 +226,12 @@ class ConfigReader:
 def _yarn_attention(factor: float, weight: float) -> float:
     """What YaRN multiplies cosines and sines by, so that attention stays as sharp."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _spelled_now(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers 5 spells it, without what is null."""
+    now = {"rope_type": rope.get("type"), **rope}
+    return {key: value for key, value in now.items() if key != "type" and value is not None}
 
 
 def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -10,10 +10,14 @@ class Family:
 
     qk_norm: bool = False
     qkv_bias: bool = False
+    # Whether attention_bias (of all four projections) and mlp_bias mean anything in its config.
+    heeds_attention_bias: bool = True
+    heeds_mlp_bias: bool = False
     head_dim: int | None = None  # None: hidden_size / num_heads
     window: int | None = None  # where the config is silent
     window_switch: bool = False  # sliding only if use_sliding_window says so
-    window_pattern: int | None = None  # every n-th layer is full; None: all slide
+    # Where the config has no layer_types: every n-th layer is full; None: all slide.
+    window_pattern: int | None = None
     rope_theta: float = 10000.0
     local_rope_theta: float | None = None  # of sliding layers
     # Gemma's norms (of results too, with an offset), embeddings, gate and scale of products.
@@ -29,9 +33,9 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(window=4096),
-    "qwen2": Family(qkv_bias=True, window=4096, window_switch=True),
+    "llama": Family(heeds_mlp_bias=True),
+    "mistral": Family(heeds_attention_bias=False, window=4096),
+    "qwen2": Family(qkv_bias=True, heeds_attention_bias=False, window=4096, window_switch=True),
     "qwen3": Family(qk_norm=True, head_dim=128, window=4096, window_switch=True),
     "gemma2": Family(
         is_gemma=True,

@@ -34,6 +34,7 @@ _KV_SCALES = (
     "k_proj.output_scale",
     "v_proj.output_scale",
 )
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _STORED = _DTYPES | {"float16": torch.float16}
 
@@ -121,15 +122,16 @@ def load_weights(
         share=share,
     )
     num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
-    embedding = read_weight(reader, store, {"model.embed_tokens.weight": num_rows}, hidden_size)
+    if config.tied_embeddings:
+        _skip_tied_head(reader, config, folder)
+    embedding = read_weight(reader, store, {_EMBEDDING: num_rows}, hidden_size)
     layers = tuple(
         _layer(reader, config, index, store, ranks) for index in range(config.num_layers)
     )
     if config.tied_embeddings:
-        reader.skip("lm_head.weight")
         head = store.tied_head(embedding)
     else:
-        head = read_linear(reader, store, {"lm_head.weight": num_rows}, hidden_size)
+        head = read_linear(reader, store, {_HEAD: num_rows}, hidden_size)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -142,6 +144,17 @@ def load_weights(
     if reader.num_compact:
         logger.info("weights are kept compact", extra={"num_tensors": reader.num_compact})
     return weights
+
+
+def _skip_tied_head(reader: CheckpointReader, config: ModelConfig, folder: Path | str) -> None:
+    """Some checkpoints have one all the same, which transformers uses if it is another one."""
+    if reader.differ(_HEAD, _EMBEDDING, config.vocab_size, config.hidden_size):
+        raise ConfigurationError(
+            f"{_HEAD} in {folder} differs from {_EMBEDDING}, which config.json's "
+            "tie_word_embeddings says it is: set that to false to use the stored one, "
+            "or remove the tensor"
+        )
+    reader.skip(_HEAD)
 
 
 def _layer(

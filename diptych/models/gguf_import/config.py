@@ -61,6 +61,11 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
     prefix = f"{architecture_name}."
     if file.metadata.get(f"{prefix}expert_count"):
         raise ConfigurationError(f"{file.path}: mixture of experts is not supported in GGUF")
+    if file.metadata.get(f"{prefix}attention.causal", True) is not True:
+        raise ConfigurationError(
+            f"{file.path}: {prefix}attention.causal is false, which is not supported: "
+            "a token attends to itself and those before it alone"
+        )
     shapes = {info.name: info.shape for info in file.tensors}
     if "token_embd.weight" not in shapes:
         raise ConfigurationError(f"{file.path}: tensor 'token_embd.weight' is missing")

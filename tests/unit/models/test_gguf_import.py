@@ -108,6 +108,18 @@ def test_attention_that_is_scaled_with_positions_is_refused(
         imported(tmp_path / "m.gguf", tmp_path / "out")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_to_what_comes_later_is_refused(
+    tiny: dict[str, Path], family: str, tmp_path: Path
+) -> None:
+    path, key = tmp_path / "m.gguf", f"{family}.attention.causal"
+    write_gguf(tiny[family], path, extra_flags=[(key, False)])
+    with pytest.raises(ConfigurationError, match=key):
+        imported(path, tmp_path / "refused")
+    write_gguf(tiny[family], path, extra_flags=[(key, True)])
+    imported(path, tmp_path / "out")
+
+
 def test_a_tensor_without_a_place_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
     tensors = [("blk.0.attn_sinks.weight", np.zeros(4, np.float32))]
     write_gguf(tiny["llama"], tmp_path / "m.gguf", extra_tensors=tensors)

@@ -43,6 +43,7 @@ YARN: dict[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 32768,
 }
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -174,6 +175,111 @@ def test_windows_of_mistral_and_qwen() -> None:
     assert windows(ModelConfig.from_hf(typed)) == [None, 64, None]
 
 
+def test_mistral_with_types_of_layers() -> None:
+    """As Ministral has them, which transformers makes of such a Mistral; null: all slide."""
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 64}
+    typed = mistral | {"layer_types": [FULL, SLIDING, SLIDING]}
+    assert windows(ModelConfig.from_hf(typed)) == [None, 64, 64]
+    assert windows(ModelConfig.from_hf(mistral | {"layer_types": None})) == [64] * 3
+    silent = {key: value for key, value in typed.items() if key != "sliding_window"}
+    assert windows(ModelConfig.from_hf(silent)) == [None, 4096, 4096]
+    full = {"layer_types": [FULL] * 3, "sliding_window": None}
+    assert windows(ModelConfig.from_hf(mistral | full)) == [None] * 3
+    for wrong, named in (
+        ({"sliding_window": None}, "sliding layers without sliding_window"),
+        ({"layer_types": [FULL]}, "layer_types"),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            ModelConfig.from_hf(typed | wrong)
+
+
+def test_llama_has_no_types_of_layers() -> None:
+    assert windows(ModelConfig.from_hf(LLAMA | {"layer_types": [SLIDING] * 3})) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("family", "of_queries", "of_output", "of_mlp"),
+    [
+        ("llama", True, True, True),
+        ("mistral", False, False, False),
+        ("qwen2", True, False, False),
+        ("qwen3", True, True, False),
+        ("gemma2", True, True, False),
+        ("gemma3_text", True, True, False),
+    ],
+)
+def test_biases_are_those_that_the_family_has(
+    family: str, of_queries: bool, of_output: bool, of_mlp: bool
+) -> None:
+    """Whatever its config says: transformers reads these keys in some families alone."""
+    said = {"model_type": family, "attention_bias": True, "mlp_bias": True}
+    config = ModelConfig.from_hf(GEMMA | said)
+    biases = (config.qkv_bias, config.output_bias, config.mlp_bias)
+    assert biases == (of_queries, of_output, of_mlp)
+    silent = ModelConfig.from_hf(GEMMA | {"model_type": family})
+    biases = (silent.qkv_bias, silent.output_bias, silent.mlp_bias)
+    assert biases == (family == "qwen2", False, False)
+
+
+def test_keys_that_say_the_usual() -> None:
+    want = ModelConfig.from_hf(LLAMA | {"rope_scaling": LINEAR})
+    for is_causal in (True, None):
+        said = LLAMA | {"rope_scaling": LINEAR, "is_causal": is_causal}
+        assert ModelConfig.from_hf(said) == want
+    for partial in (1, 1.0, None):
+        whole = LINEAR | {"partial_rotary_factor": partial}
+        assert ModelConfig.from_hf(LLAMA | {"rope_scaling": whole}) == want
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        (LINEAR, LINEAR),
+        (LINEAR | {"rope_theta": 1e5}, LINEAR),
+        (LINEAR, {"type": "linear", "factor": 4}),
+        ({"rope_theta": 1e5}, LINEAR),
+        ({"partial_rotary_factor": None}, LINEAR),
+        ({"rope_theta": 1e5}, LINEAR | {"rope_theta": 1e5}),
+    ],
+)
+def test_both_spellings_of_one_rope(parameters: dict[str, Any], scaling: dict[str, Any]) -> None:
+    config = ModelConfig.from_hf(LLAMA | {"rope_parameters": parameters, "rope_scaling": scaling})
+    assert config.layers[0].rope == RopeConfig(1e5, RopeType.LINEAR, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling", "key"),
+    [
+        ({"rope_type": "default"}, LINEAR, "rope_type"),
+        (LINEAR, {"rope_type": "default"}, "rope_type"),
+        (LINEAR, LINEAR | {"factor": 8.0}, "factor"),
+        (LINEAR, {"type": "linear"}, "factor"),
+        ({"rope_theta": 5e5}, LINEAR, "rope_theta"),
+        ({"rope_theta": 1e5}, LINEAR | {"rope_theta": 5e5}, "rope_theta"),
+    ],
+)
+def test_two_ropes_in_one_config_are_refused(
+    parameters: dict[str, Any], scaling: dict[str, Any], key: str
+) -> None:
+    """Of which transformers 5 would take the second one, all of it."""
+    both = LLAMA | {"rope_parameters": parameters, "rope_scaling": scaling}
+    with pytest.raises(ConfigurationError, match=f"rope_parameters and rope_scaling .* {key}"):
+        ModelConfig.from_hf(both)
+
+
+def test_two_ropes_of_one_type_of_layers_are_refused() -> None:
+    """Transformers puts the one for all into that of full layers."""
+    full, sliding = {"rope_theta": 1e6}, {"rope_theta": 1e4}
+    gemma = GEMMA | {"rope_parameters": {FULL: full | LINEAR, SLIDING: sliding}}
+    same = ModelConfig.from_hf(gemma | {"rope_scaling": LINEAR})
+    assert same == ModelConfig.from_hf(gemma)
+    assert same.layers[5].rope == RopeConfig(1e6, RopeType.LINEAR, 4.0)
+    bare = GEMMA | {"rope_parameters": {FULL: full, SLIDING: sliding}}
+    for wrong in (bare | {"rope_scaling": LINEAR}, gemma | {"rope_scaling": {"factor": 8.0}}):
+        with pytest.raises(ConfigurationError, match="rope_parameters and rope_scaling"):
+            ModelConfig.from_hf(wrong)
+
+
 def test_layers_before_the_window_in_any_spelling() -> None:
     qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True}
     for silent in (qwen, qwen | {"max_window_layers": None}):
@@ -210,6 +316,7 @@ def test_the_text_part_of_a_model_with_images() -> None:
         (whole | {"text_config": None}, "text_config"),
         (whole | {"text_config": text | {"model_type": "mamba"}}, "mamba"),
         (whole | {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (whole | {"text_config": text | {"is_causal": False}}, "is_causal"),
     ):
         with pytest.raises(ConfigurationError, match=named):
             ModelConfig.from_hf(wrong)
@@ -254,6 +361,8 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"final_logit_softcapping": "high"}, "final_logit_softcapping"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"is_causal": 0}, "is_causal=0"),
     ],
 )
 def test_refused_by_name(change: dict[str, Any], named: str) -> None:

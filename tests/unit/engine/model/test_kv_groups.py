@@ -39,6 +39,15 @@ def test_a_models_groups_have_its_heads() -> None:
     assert config.kv_groups == (KVGroup(KVKind.SLIDING, 32, (0, 1, 2), 2, 16),)
 
 
+def test_groups_of_a_mistral_with_types_of_layers() -> None:
+    typed = {"model_type": "mistral", "sliding_window": 32}
+    typed |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    assert ModelConfig.from_hf(LLAMA | typed).kv_groups == (
+        KVGroup(KVKind.FULL, None, (1,), 2, 16),
+        KVGroup(KVKind.SLIDING, 32, (0, 2), 2, 16),
+    )
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import regex
 
-from diptych.text.response.argument_types import ToolSchemas, schema_of, typed
+from diptych.text.response.argument_types import ArgumentTypes, ToolSchemas
 from diptych.text.response.json_source import JsonObject, read_json, read_named
 from diptych.text.response.patience import Patience
 from diptych.text.response.pythonic import read_calls
@@ -56,7 +56,7 @@ def read_body(
     calls = value if isinstance(value, list) else [value]
     if not calls:
         raise ValueError("no calls")
-    found = tuple(_call(each, tools) for each in calls)
+    found = tuple(_call(each, tools, field) for each in calls)
     if field.needs_known_name and any(each.name not in tools for each in found):
         raise ValueError("a name of no tool")
     own_id = captures.get("id")
@@ -176,12 +176,14 @@ def _named(value: object) -> Mapping[str, object]:
     return value
 
 
-def _call(value: object, tools: ToolSchemas) -> ParsedCall:
+def _call(value: object, tools: ToolSchemas, field: Field) -> ParsedCall:
     said = _named(value)
     if "name" not in said:
         said = _named(said.get("function", said))
     name = said.get("name")
     arguments = next((said[each] for each in _ARGUMENTS if each in said), None)
+    if arguments is None and name in tools and not field.needs_known_name:
+        arguments = {}  # a mark says that it is a call
     if not isinstance(name, str) or not name.strip():
         raise ValueError("no name")
     if isinstance(arguments, str):  # an object's text as a text
@@ -192,8 +194,9 @@ def _call(value: object, tools: ToolSchemas) -> ParsedCall:
         return ParsedCall(name, arguments.source)
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
+    types = ArgumentTypes(tools.get(name, {}))
     whole = {
-        key: typed(each.text, schema_of(tools, name, key)) if isinstance(each, _Untyped) else each
+        key: types.typed(key, each.text) if isinstance(each, _Untyped) else each
         for key, each in arguments.items()
     }
     try:

@@ -31,6 +31,14 @@ class AnswerForm(enum.StrEnum):
     THINK = "think"
 
 
+def _begun(mark: str) -> str:
+    """A pattern of what may become ``mark``, from nothing on."""
+    pattern = ""
+    for character in reversed(mark[:-1]):
+        pattern = f"(?:{character}{pattern})?"
+    return pattern
+
+
 _CALL: Final = {"function": {"name": "{name}", "arguments": "{content}"}}
 _CALL_OF_NOTHING: Final = {"function": {"name": "{name}", "arguments": {}}}
 _BARE_CALL: Final = {"function": "{content}"}
@@ -82,6 +90,27 @@ _HERMES: Final = {
         "transform": _BARE_CALL,
     },
 }
+# A value's end counts where another value or the end of all follows; so one may speak of ends,
+# and of all but another value. Some leave it out: nothing within such a one may look like an end.
+_QWEN_NEXT: Final = r"\n<parameter=[^>\n]{1,128}>\n"
+_QWEN_ARGUMENT: Final = (
+    r"\G\s*+<parameter=(?P<key>[^>\n]{1,128})>\n?"
+    r"(?:(?P<value>(?:[^<\n]++|(?!</parameter>|</?function[=>])[<\n])*?)"
+    rf"\n?(?:</parameter>\s*+(?=<parameter=|\Z)|(?={_QWEN_NEXT})|(?:</function>)?\Z)"
+    rf"|(?P<value>(?:[^<\n]++|(?!{_QWEN_NEXT})[<\n])*?)"
+    r"\n?</parameter>\s*+(?=<parameter=|\Z))"
+)
+_QWEN_HEAD: Final = r"(?:<tool_call>\s{0,64})?<function=(?P<name>[^>\n]{1,128})>"
+# What may become the wrapper's end is waited for.
+_QWEN_WRAPPED: Final = rf"(?:\s{{0,64}}</tool_call>|\s{{0,64}}{_begun('</tool_call>')}\Z)?"
+# Behind a value's end there is none. Where it looks behind for what may be less, ``regex`` takes a
+# mark that did not match for one that is begun: hence ``+``.
+_QWEN_END: Final = (
+    r"</function>(?:\s{0,64}</tool_call>|(?=\s{0,64}(?:<tool_call>|<function=))"
+    rf"|(?<=</parameter>\s{{0,64}}+</function>){_QWEN_WRAPPED})"
+    r"|</tool_call>(?<=</parameter>\s{0,64}+</tool_call>)"
+    r"|(?=(?:<tool_call>\s{0,64})?<function=)(?<=</parameter>\s{0,64}+)"
+)
 _QWEN_XML: Final = {
     # Some begin to call without having ended their thoughts.
     "reasoning_content": {
@@ -90,15 +119,15 @@ _QWEN_XML: Final = {
     },
     "tool_calls": [
         {
-            "open_pattern": r"(?:<tool_call>\s{0,64})?<function=(?P<name>[^>\n]{1,128})>",
-            "close_pattern": r"</function>\s{0,64}</tool_call>",
+            "open_pattern": rf"{_QWEN_HEAD}\s{{0,64}}(?=</function>)",
+            "close_pattern": rf"</function>{_QWEN_WRAPPED}",
+            "transform": _CALL_OF_NOTHING,
+        },
+        {
+            "open_pattern": _QWEN_HEAD,
+            "close_pattern": _QWEN_END,
             "content": "xml-inline",
-            # An end of a value counts where another value or the end of all follows; some
-            # models leave it out.
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,128})>\n?(?P<value>.*?)\n?"
-                r"(?:</parameter>\s*+(?=<parameter=|\Z)|(?=\n<parameter=[^>\n]{1,128}>\n)|\Z)"
-            },
+            "content_args": {"tag_pattern": _QWEN_ARGUMENT},
             "transform": _CALL,
         },
         {
@@ -110,19 +139,27 @@ _QWEN_XML: Final = {
     "call_marks": {"open": ["<tool_call>", "</tool_call>"]},
 }
 _GLM_NAME: Final = r"<tool_call>\s{0,64}(?P<name>[^\s<>{}]{1,128})\s{0,64}"
+_GLM_NEXT: Final = r"<arg_key>[^<\n]{1,256}</arg_key>\s{0,64}<arg_value>"
+_GLM_ARGUMENT: Final = (  # as Qwen's, but whole values may stand within one
+    r"\G\s*+<arg_key>(?P<key>[^<\n]{1,256})</arg_key>\s*+<arg_value>"
+    rf"(?:(?P<value>(?:[^<]++|(?!</arg_value>|</tool_call>|{_GLM_NEXT})<)*?)"
+    r"(?:</arg_value>\s*+(?=<arg_key>|\Z)|(?:</tool_call>)?\Z)"
+    rf"|(?P<value>(?:[^<]++|(?!{_GLM_NEXT})<"
+    rf"|{_GLM_NEXT}(?:[^<]++|(?!</?arg_value>)<)*+</arg_value>)*?)"
+    r"</arg_value>\s*+(?=<arg_key>|\Z))"
+)
 _GLM: Final = {
     "reasoning_content": _THINK,
     "tool_calls": [
         {
             "open_pattern": rf"{_GLM_NAME}(?=<arg_key>)",
-            # Some leave out the last value's end; a value may speak of a call's end.
+            # Some leave out the last value's end, or the call's; a value may speak of a call's.
             "close_pattern": r"(?<=</arg_value>)\s{0,64}</tool_call>"
-            r"|</tool_call>\s{0,64}(?:(?=<tool_call>)|\Z)",
+            r"|</tool_call>\s{0,64}(?=<tool_call>)"
+            r"|(?=<tool_call>\s{0,64}[^\s<>{}]{1,128}\s{0,64}(?:<arg_key>|</tool_call>))"
+            r"(?<=</arg_value>\s{0,64}+)",
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<arg_key>(?P<key>[^<\n]{1,256})</arg_key>\s*+"
-                r"<arg_value>(?P<value>.*?)(?:</arg_value>\s*+(?=<arg_key>|\Z)|\Z)"
-            },
+            "content_args": {"tag_pattern": _GLM_ARGUMENT},
             "transform": _CALL,
         },
         {
@@ -182,14 +219,15 @@ _KIMI_K3: Final = {
 _LLAMA_JSON: Final = {
     "tool_calls": [
         {
-            "open_pattern": r"\A\s{0,64}(?=\{)"
-            r"|[;,]\s{0,64}(?=\{\s{0,64}\"(?:name|type|function)\")",
+            # Some write calls as lines, or as a list.
+            "open_pattern": r"\A\s{0,64}(?=\{|\[\s{0,64}\{)"
+            r"|(?:[;,]|(?<=\}))\s{0,64}(?=\{\s{0,64}\"(?:name|type|function)\")",
             "close_value": True,
             "known_names": True,
             "content": "json",
         },
         {
-            "open_pattern": r"<\|python_tag\|>\s{0,64}(?=\{)",
+            "open_pattern": r"<\|python_tag\|>\s{0,64}(?=\{|\[\s{0,64}\{)",
             "close_value": True,
             "content": "json",
         },
@@ -234,27 +272,42 @@ _GEMMA4: Final = {
     },
     "ignored": {"open": ["<|tool_response>", "<turn|>"]},
 }
-_TO: Final = r"to=functions\.(?P<name>[\w.:-]{1,128})"
-_KIND: Final = r"\s{0,64}(?:<\|constrain\|>\w{1,64}|json)?\s{0,64}<\|message\|>"
+# A header says who speaks, to whom, on which channel and as which type; whom, on either side of
+# the channel.
+_ASIDE: Final = r"<\|channel\|>(?:commentary|analysis)"
+_NAME: Final = r"(?P<name>[\w.:-]{1,128})"
+_KIND: Final = (
+    r"(?:\s{0,64}<\|constrain\|>\s{0,8}[\w./+-]{1,64}|\s{1,64}[\w./+-]{1,64}|json)?"
+    r"\s{0,64}<\|message\|>"
+)
+_TO_NONE: Final = rf"(?:(?:{_ASIDE}\s{{0,64}})?to=(?:assistant|user)\s{{0,64}})?"
+_TO_ANY: Final = rf"(?:(?:{_ASIDE}\s{{0,64}})?to=[^\s<]{{1,128}}+\s{{0,64}})?"
 _ENDS: Final = ["<|end|>", "<|call|>", "<|return|>"]
 _GPT_OSS: Final = {
-    "reasoning_content": {"open": "<|channel|>analysis<|message|>", "close": _ENDS},
+    "reasoning_content": {
+        "open": "<|channel|>analysis<|message|>",
+        "open_pattern": rf"{_TO_NONE}<\|channel\|>analysis{_KIND}",
+        "close": _ENDS,
+    },
     "tool_calls": [
         {
-            "open_pattern": rf"<\|channel\|>(?:commentary|analysis)\s{{0,64}}{_TO}{_KIND}",
+            "open_pattern": rf"(?:{_ASIDE}\s{{0,64}})?to=functions\.{_NAME}"
+            rf"(?:\s{{0,64}}{_ASIDE})?{_KIND}",
             "close": _ENDS,
             "content": "json",
             "transform": _CALL,
         },
-        {
-            "open_pattern": rf"{_TO}\s{{0,64}}<\|channel\|>(?:commentary|analysis){_KIND}",
+        {  # some leave out where functions are
+            "open_pattern": rf"(?:{_ASIDE}\s{{0,64}}to={_NAME}(?:\s{{0,64}}{_ASIDE})?"
+            rf"|to={_NAME}\s{{0,64}}{_ASIDE}){_KIND}",
             "close": _ENDS,
+            "known_names": True,
             "content": "json",
             "transform": _CALL,
         },
         {  # cut off
-            "open_pattern": r"to=functions\.[\w.:-]{0,128}\s{0,64}"
-            r"(?:<\|channel\|>\w{0,16}\s{0,64})?(?:<\|constrain\|>\w{0,64})?\Z",
+            "open_pattern": rf"(?:{_ASIDE}\s{{0,64}})?to=functions\.[\w.:-]{{0,128}}\s{{0,64}}"
+            r"(?:<\|channel\|>\w{0,16}\s{0,64})?(?:<\|constrain\|>)?\w{0,64}\Z",
             "content": "json",
         },
     ],
@@ -262,6 +315,8 @@ _GPT_OSS: Final = {
         {"content": "text"},
         {
             "open": ["<|channel|>final<|message|>", "<|channel|>commentary<|message|>"],
+            "open_pattern": rf"(?:{_TO_ANY}<\|channel\|>final"
+            rf"|{_TO_NONE}<\|channel\|>commentary){_KIND}",
             "close": _ENDS,
         },
     ],
@@ -269,9 +324,14 @@ _GPT_OSS: Final = {
         {"open": ["<|start|>assistant", *_ENDS]},
         # What is for a tool of the model's makers is for nobody here.
         {
-            "open_pattern": r"<\|channel\|>(?:commentary|analysis)\s{0,64}to=(?!functions\.)"
-            r"[^<]{1,192}+(?:<\|constrain\|>\w{1,64}\s{0,64})?<\|message\|>",
+            "open_pattern": rf"(?:{_ASIDE}\s{{0,64}}to=(?!functions\.)[^<]{{1,192}}+"
+            r"|to=(?!functions\.)[^\s<]{1,128}+\s{0,64}(?=<\|channel\|>))"
+            rf"(?:{_ASIDE}[^<]{{0,128}}+)?(?:<\|constrain\|>\w{{1,64}}\s{{0,64}})?<\|message\|>",
             "close": _ENDS,
+        },
+        {  # cut off
+            "open_pattern": r"(?:<\|start\|>\w{0,16}|<\|channel\|>\w{0,16}\s{0,64}"
+            r"(?:<\|constrain\|>\w{0,64}\s{0,64})?)\Z"
         },
     ],
 }

@@ -184,9 +184,7 @@ class ResponseParser:
         best: _Found | None = None
         safe = len(self._buffer)
         for field, anchor in anchors:
-            match = anchor.pattern.search(
-                self._buffer, self._look_at, partial=not is_end, timeout=self._patience.left_s()
-            )
+            match = self._match(field, anchor, is_end)
             if match is None:
                 continue
             if not is_end and (match.partial or self._can_grow(match, anchor)):
@@ -200,6 +198,22 @@ class ResponseParser:
             return best, safe
         self._look_at = max(self._look_at, safe)
         return None, safe
+
+    def _match(
+        self, field: Field | None, anchor: Anchor, is_end: bool
+    ) -> "regex.Match[str] | None":
+        """The first place that may be such a mark. One that names no tool is none, if it has to."""
+        at = self._look_at
+        while True:
+            match = anchor.pattern.search(
+                self._buffer, at, partial=not is_end, timeout=self._patience.left_s()
+            )
+            if match is None or match.partial or field is None or not field.needs_known_name:
+                return match
+            name = match.groupdict().get("name")
+            if name is None or name in self._tools:
+                return match
+            at = match.start() + 1
 
     def _can_grow(self, match: "regex.Match[str]", anchor: Anchor) -> bool:
         return match.end() == len(self._buffer) and not anchor.is_final
@@ -293,7 +307,7 @@ class ResponseParser:
 def _is_begun_call(opened: _Open, body: str) -> bool:
     """Whether what was cut off is a call's begin, rather than text that looks like one."""
     field, begin = opened.field, body.lstrip()[:1]
-    if opened.body == opened.begin or field.needs_known_name:
+    if opened.body == opened.begin or (field.needs_known_name and "name" not in opened.captures):
         return False  # without a mark of its own it may be anything
     return field.content != "json" or begin in ("", "{", "[")
 

@@ -5,11 +5,11 @@ with the marks that open and close it and with how its text is read. Ours, writt
 same form, may say a little more: several forms of one field (a list), ``ignored`` and
 ``call_marks`` as fields, the contents ``pythonic`` and ``named-json``, ``close_value`` (the
 field ends where its value does), ``known_names`` (what calls no tool that was offered is no
-call), ``call_ids`` (what ids of calls have to look like, see :class:`CallIdForm`), a pattern's
-group ``id`` (what the model itself calls the call), ``escaped_keys`` (as XML does), a mark's text
-beside its pattern (the pattern counts; the text is what a grammar can say), ``between``
-(what stands between a field's end and the mark of the next), and ``calls_begin`` (a text or
-several: behind it there are calls and nothing else).
+call, and a mark that names no such tool is none), ``call_ids`` (what ids of calls have to look
+like, see :class:`CallIdForm`), a pattern's group ``id`` (what the model itself calls the call),
+``escaped_keys`` (as XML does), a mark's text beside its pattern (the pattern counts; the text
+is what a grammar can say), ``between`` (what stands between a field's end and the mark of the
+next), and ``calls_begin`` (a text or several: behind it there are calls and nothing else).
 """
 
 import enum

@@ -33,3 +33,27 @@ def parse(
         "".join(part.reasoning for part in parts),
         tuple(call for part in parts for call in part.calls),
     )
+
+
+def parse_in_pieces(
+    template: ResponseTemplate,
+    text: str,
+    *,
+    sizes: Sequence[int] = (1, 3, 7, 100_000),
+    prompt: str = "",
+    is_whole: bool = True,
+    tools: dict[str, dict[str, Any]] | None = TOOLS,
+) -> Parsed:
+    """What pieces of each of the ``sizes`` say, which is the same."""
+    found = [
+        parse(
+            template,
+            [text[at : at + size] for at in range(0, len(text), size)],
+            prompt=prompt,
+            is_whole=is_whole,
+            tools=tools,
+        )
+        for size in sizes
+    ]
+    assert all(each == found[0] for each in found)
+    return found[0]

@@ -65,6 +65,25 @@ EXAMPLES = [
         calls=(("f", '{"x": 1, "s": " 2\\n"}'),),
         prompt="<|im_start|>assistant\n<think>\n",
     ),
+    # Two calls in one wrapper, whose end is left out; what is behind them is said.
+    Example(
+        AnswerForm.QWEN_XML,
+        "a\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n<function=g>"
+        "\n</function>\nb",
+        content="a\n\n\nb",
+        calls=F1_G,
+    ),
+    Example(
+        AnswerForm.LLAMA_JSON,
+        '{"name": "f", "parameters": {"x": 1}}\n{"name": "g", "parameters": {}}\nso',
+        content="so",
+        calls=F1_G,
+    ),
+    Example(
+        AnswerForm.LLAMA_JSON,
+        '[{"name": "f", "parameters": {"x": 1}}, {"name": "g", "parameters": {}}]',
+        calls=F1_G,
+    ),
     Example(
         AnswerForm.LLAMA_JSON,
         '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
@@ -104,6 +123,18 @@ EXAMPLES = [
         "<|message|>ok<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>"
         'json<|message|>{"x": 1}<|call|><|start|>assistant to=functions.g<|channel|>commentary'
         "<|constrain|>json<|message|>{}",
+        content="ok",
+        reasoning="hm",
+        calls=F1_G,
+    ),
+    # Types, a recipient twice, and a tool that is not said to be a function.
+    Example(
+        AnswerForm.GPT_OSS,
+        "<|channel|>analysis code<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=f "
+        'code<|message|>{"x": 1}<|call|><|start|>assistant<|channel|>commentary to=functions.g'
+        "<|channel|>commentary json<|message|>{}<|call|><|start|>assistant<|channel|>commentary "
+        "to=python code<|message|>no<|call|><|start|>assistant<|channel|>final <|constrain|>json"
+        "<|message|>ok",
         content="ok",
         reasoning="hm",
         calls=F1_G,

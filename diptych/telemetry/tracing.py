@@ -307,7 +307,8 @@ def inject_map(context: Context) -> dict[str, str]:
 
 def _first_of(entries: Sequence[str], num_characters: int) -> str:
     """As many as there is room for, joined; a long one makes room for others."""
-    kept, num_left = [], num_characters
+    kept: list[str] = []
+    num_left = num_characters
     for entry in entries:
         num = len(entry) + bool(kept)
         if num <= num_left:

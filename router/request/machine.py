@@ -232,8 +232,11 @@ class RequestMachine:
     def _on_stall(self) -> None:
         """No token came within its bound. Prompts take what they take, behind others, too."""
         held = self.attempt.reservation
-        is_running = held is not None and held.state is ReservationState.RUNNING
-        if is_running and (self._deps.sits_out or held.is_computing(len(self.emitted))):
+        if (
+            held is not None
+            and held.state is ReservationState.RUNNING
+            and (self._deps.sits_out or held.is_computing(len(self.emitted)))
+        ):
             self._watch_stall()
         else:
             self._follow(self._fail_over.reservation_broken("the sequence got no token"))

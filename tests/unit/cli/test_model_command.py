@@ -95,7 +95,7 @@ def test_ctrl_c_ends_what_threads_fetch(tmp_path: Path, monkeypatch: pytest.Monk
         with ThreadPoolExecutor(1) as threads:
             threads.submit(each)
             os.kill(os.getpid(), signal.SIGINT)
-            for _ in range(1000):  # a signal may reach this thread a moment later
+            for _each in range(1000):  # a signal may reach this thread a moment later
                 time.sleep(0.01)
             raise AssertionError("it was not interrupted")
 

@@ -435,7 +435,7 @@ def test_what_is_lacking_behind_a_first_token_takes_what_it_takes_too() -> None:
     world = World(prefills=("p1",), max_tokens=9).begin()
     world.hand_off()
     world.tokens(21)
-    world.prefills = ()
+    world.prefills = []
     world.lose_reservation()
     world.reserve(cached=0)
     assert world.ran_locally

@@ -35,7 +35,7 @@ class BatchesStub:
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
     RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
-    UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
+    UNAVAILABLE/DATABASE_AWAY (with RetryInfo) or WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """
 
@@ -84,7 +84,7 @@ class BatchesAsyncStub(BatchesStub):
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
     RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
-    UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
+    UNAVAILABLE/DATABASE_AWAY (with RetryInfo) or WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """
 
@@ -129,7 +129,7 @@ class BatchesServicer(metaclass=_abc_1.ABCMeta):
     one: INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations) or FILE_TOO_LARGE,
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/NOT_FOUND, FAILED_PRECONDITION/BATCH_NOT_OPEN,
     RESOURCE_EXHAUSTED/QUEUE_FULL (with RetryInfo), STORAGE_FULL or DISK_FULL, ABORTED/CLIENT_TOO_SLOW,
-    UNAVAILABLE/WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
+    UNAVAILABLE/DATABASE_AWAY (with RetryInfo) or WORKER_DRAINING (the server shuts down), or INTERNAL/INTERNAL (a bug in the server;
     error_id in the metadata is that of its log).
     """
 

@@ -1,11 +1,13 @@
 """Whose requests are, how many of them there may be, and how urgent."""
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from diptych.request_class import RequestClass, read_class
 
 MAX_LIMIT: Final = 10**12
+
+T = TypeVar("T")
 
 
 class Limits(NamedTuple):
@@ -17,7 +19,7 @@ class Limits(NamedTuple):
 
     def over(self, others: "Limits") -> "Limits":
         """These, and where they say nothing what the others say."""
-        return Limits(*(b if a is None else a for a, b in zip(self, others, strict=True)))
+        return Limits(*_over(self, others))
 
 
 class Classes(NamedTuple):
@@ -28,7 +30,7 @@ class Classes(NamedTuple):
 
     def over(self, others: "Classes") -> "Classes":
         """These, and where they say nothing what the others say."""
-        return Classes(*(b if a is None else a for a, b in zip(self, others, strict=True)))
+        return Classes(*_over(self, others))
 
 
 class Terms(NamedTuple):
@@ -62,6 +64,10 @@ def read_terms(given: Mapping[str, object]) -> Terms:
     limits = {name: _read_limit(name, given[name]) for name in Limits._fields if name in given}
     classes = {name: _read_class(name, given[name]) for name in Classes._fields if name in given}
     return Terms(Limits(**limits), Classes(**classes))
+
+
+def _over(said: Iterable[T | None], others: Iterable[T | None]) -> Iterator[T | None]:
+    return (b if a is None else a for a, b in zip(said, others, strict=True))
 
 
 def _read_limit(name: str, value: object) -> int:

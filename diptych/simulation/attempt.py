@@ -304,6 +304,7 @@ class Attempt:
 
     def _reserved(self, held: _Reservation) -> None:
         held.is_granted = True
+        held.seat.seen.reserved(self._request.number, held.seq.num_cached_tokens)
         self._settle_if_granted()
         if not held.seq.to_pull:
             self._start(held)

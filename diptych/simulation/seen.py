@@ -183,6 +183,11 @@ class DecodeSeen:
             self._prompts.asked(number, num_tokens)
         self._on_change(False)
 
+    def reserved(self, number: int, num_cached_tokens: int) -> None:
+        """One of ours has its blocks, and so many tokens of its prompt in them already."""
+        if self._prompts.reserved(number, num_cached_tokens):
+            self._on_change(False)
+
     def started(self, number: int) -> None:
         """One of ours is to run."""
         self._prompts.started(number)

@@ -197,6 +197,10 @@ class DecodeLink:
             else:
                 listener = self._listeners.get(sequence_id)
                 self._unheard.discard(sequence_id)
+            if kind == "reserved" and self.local_prompts.reserved(
+                sequence_id, event.reserved.num_cached_tokens
+            ):
+                self._on_change(self)
             wrong = wrong_forms.of_stats(event.proven.stats) if kind == "proven" else None
             if listener is not None and wrong is not None:
                 self._give_up(sequence_id, listener, wrong)

@@ -6,6 +6,8 @@ took less or more once that is known; the one that was charged the least for its
 next (virtual counters: Sheng et al., arXiv 2401.00588). Who comes back after a pause is lifted
 to those who waited meanwhile, so that nobody saves up seconds that he did not want; nor does
 he by what is given back of earlier charges, which puts him before none of those that wait.
+Who was lifted to somebody who was charged too much follows him when that is given back, but
+not to before others that have waited all the while.
 Where nobody waited he is lifted to whoever was charged the most (the end of a busy period in
 start-time fair queueing: Goyal et al., SIGCOMM 1996): what was taken while nobody else wanted
 it is no debt. While others wait all of it is.
@@ -19,10 +21,11 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from diptych.request_class import RequestClass
+from router.placement.account import Account
 from router.placement.claim import Asked, payer_of
 
 DEFAULT_WEIGHTS: Final[Mapping[RequestClass, float]] = {
@@ -61,45 +64,46 @@ class Turn(NamedTuple):
         return self.cost_s if self.prompt_s is None else self.prompt_s
 
 
-class Charged(NamedTuple):
-    """After which lifts of its class and of its tenant one was charged, by their numbers."""
-
-    of_line: int
-    of_tenant: int
-
-
 class _Waiting(Generic[T]):
     """One that waits, from ``add`` until it is taken or removed."""
 
-    __slots__ = ("is_waiting", "item", "key", "latest_start_s", "tenant", "turn")
+    __slots__ = ("is_choice", "is_waiting", "item", "key", "latest_start_s", "tenant", "turn")
 
     def __init__(
-        self, item: T, turn: Turn, tenant: "_Tenant[T]", now_s: float, number: int
+        self,
+        item: T,
+        turn: Turn,
+        tenant: "_Tenant[T]",
+        now_s: float,
+        number: int,
+        *,
+        is_choice: bool,
     ) -> None:
-        latest_s = now_s + _PATIENCE_S
+        latest_s = now_s if is_choice else now_s + _PATIENCE_S
         due_s = latest_s if turn.due_s is None else min(turn.due_s, latest_s)
         self.item = item
         self.turn = turn
         self.tenant = tenant
         self.key = (due_s, number)
-        self.latest_start_s = turn.latest_start_s
+        self.latest_start_s = None if is_choice else turn.latest_start_s
+        self.is_choice = is_choice
         self.is_waiting = True
 
     def __lt__(self, other: "_Waiting[T]") -> bool:
         return self.key < other.key
 
 
-class _Tenant(Generic[T]):
+class _Tenant(Account, Generic[T]):
     """One tenant's requests of one class, the first due first. Owned by its line."""
 
-    __slots__ = ("all", "counter_s", "heap", "lift", "line", "name", "ticket", "waiting_s")
+    __slots__ = ("all", "first_choices", "heap", "line", "name", "ticket", "waiting_s")
 
     def __init__(self, name: str, line: "_Line[T]", number: int) -> None:
+        super().__init__(number)
         self.name = name
         self.line = line
-        self.lift = number  # the last one
-        self.counter_s = 0.0  # of engines, that it was charged or lifted to
-        self.all: dict[T, _Waiting[T]] = {}  # in the order in which they came
+        self.all: dict[T, _Waiting[T]] = {}
+        self.first_choices: dict[T, None] = {}  # of those, in the order in which they came
         self.heap: list[_Waiting[T]] = []  # those, and some that wait no more
         self.ticket: _Ticket[T] | None = None  # its place in the line; None: it stands aside
         self.waiting_s = 0.0  # of engines, before others can start
@@ -138,13 +142,13 @@ class _Ticket(Generic[T]):
         return self.key < other.key
 
 
-class _Line(Generic[T]):
-    """The tenants of one class, the one with the least counter first."""
+class _Line(Account, Generic[T]):
+    """The tenants of one class, who was charged the least first. Its own is over its weight."""
 
     def __init__(self, weight: float, numbers: Iterator[int]) -> None:
+        super().__init__(0)
         self.weight = weight
-        self.counter_s = 0.0  # as a tenant's, over the weight
-        self.lift = 0  # the last one; a number
+        self.levelled = 0  # the last lift, its own or of who came when nobody waited
         self.num_waiting = 0
         self.num_tenants = 0  # of whom something waits
         self.waiting_s = 0.0  # of engines, before others can start
@@ -166,9 +170,10 @@ class _Line(Generic[T]):
             tenant = self._tenants[name] = _Tenant(name, self, next(self._numbers))
         if not tenant.all:
             self._idle.pop(name, None)
-            least_s = self._least_s()
+            least = self._least()
+            least_s = self._most_s if least is None else least.counter_s
             if least_s > tenant.counter_s:
-                tenant.counter_s, tenant.lift = least_s, next(self._numbers)
+                tenant.lift_to(least_s, least, next(self._numbers))
                 if not self.num_tenants:
                     self._levelled = tenant.lift
             self.num_tenants += 1
@@ -186,7 +191,9 @@ class _Line(Generic[T]):
         self._idle[tenant.name] = None
         if len(self._idle) > MAX_IDLE_TENANTS:
             name, _ = self._idle.popitem(last=False)
-            del self._tenants[name]
+            gone = self._tenants.pop(name)
+            gone.forget()
+            gone.dismiss()
 
     def stand(self, tenant: _Tenant[T]) -> None:
         """It may be next, by its counter as it is now."""
@@ -205,35 +212,36 @@ class _Line(Generic[T]):
                 return ticket.tenant
         return None
 
-    def charge(self, name: str, seconds: float) -> Charged:
+    def charge(self, name: str, seconds: float) -> None:
         """So much more of the engines."""
         self.counter_s += seconds / self.weight
         tenant = self._tenants.get(name)
-        if tenant is None:
-            return Charged(self.lift, -1)
-        self._move(tenant, seconds)
-        return Charged(self.lift, self._lift_of(tenant))
+        if tenant is not None:
+            self._move(tenant, seconds)
 
     def give_back(
-        self, name: str, seconds: float, charged: Charged | None, others_s: float
+        self, name: str, seconds: float, charged: int, waiting: "Sequence[_Line[T]]"
     ) -> None:
-        """So much less, but not below those that wait where it was charged before a lift.
+        """So much less of what was charged before any lift with a larger number than ``charged``.
 
-        ``others_s`` is the least counter of the classes that wait.
+        Neither goes below those that wait where it was lifted since; ``waiting`` are the classes
+        that do.
         """
         back_s = seconds / self.weight
-        if charged is not None and charged.of_line != self.lift and self.num_waiting:
-            back_s = min(back_s, max(0.0, self.counter_s - others_s))
-        self.counter_s -= back_s
+        if self.num_waiting and self.levelled > charged:
+            least_s = min(each.counter_s for each in waiting)
+            back_s = min(back_s, max(0.0, self.counter_s - least_s))
+        for _ in self.lower(back_s, charged, lambda: waiting):
+            pass
         tenant = self._tenants.get(name)
         if tenant is None:
             return
-        if charged is not None and charged.of_tenant != self._lift_of(tenant) and tenant.all:
-            seconds = min(seconds, max(0.0, tenant.counter_s - self._least_s()))
-        self._move(tenant, -seconds)
-
-    def _lift_of(self, tenant: _Tenant[T]) -> int:
-        return max(tenant.lift, self._levelled)
+        least = self._least()
+        if tenant.all and least is not None and max(tenant.lift, self._levelled) > charged:
+            seconds = min(seconds, max(0.0, tenant.counter_s - least.counter_s))
+        for each in tenant.lower(seconds, charged, self._busy):
+            if isinstance(each, _Tenant) and each.ticket is not None:
+                self.stand(each)
 
     def _move(self, tenant: _Tenant[T], seconds: float) -> None:
         tenant.counter_s += seconds
@@ -241,10 +249,15 @@ class _Line(Generic[T]):
         if tenant.ticket is not None:
             self.stand(tenant)
 
-    def _least_s(self) -> float:
+    def _busy(self) -> Iterable[_Tenant[T]]:
+        """Those of whom something waits."""
+        return (each for each in self._tenants.values() if each.all)
+
+    def _least(self) -> _Tenant[T] | None:
+        """That was charged the least of those that wait; None: none does."""
         while self._heap and self._heap[0].tenant.ticket is not self._heap[0]:
             heapq.heappop(self._heap)
-        return self._heap[0].key[0] if self._heap else self._most_s
+        return self._heap[0].tenant if self._heap else None
 
 
 class FairQueue(Generic[T]):
@@ -263,9 +276,15 @@ class FairQueue(Generic[T]):
         self._waiting: dict[T, _Waiting[T]] = {}
         self._by_length: dict[int, dict[_Tenant[T], None]] = {}  # tenants with so many that wait
         self._longest = 0
+        self._num_choices = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_choices(self) -> int:
+        """That wait and are further choices."""
+        return self._num_choices
 
     def __contains__(self, item: T) -> bool:
         return item in self._waiting
@@ -274,20 +293,28 @@ class FairQueue(Generic[T]):
         """Of one class."""
         return self._lines[request_class].num_waiting
 
-    def add(self, item: T, turn: Turn, now_s: float) -> None:
-        """``item`` waits from now on."""
+    def add(self, item: T, turn: Turn, now_s: float, *, is_choice: bool = False) -> None:
+        """``item`` waits from now on.
+
+        ``is_choice``: a further one of a request of which one was taken. It is due at once.
+        """
         line = self._lines[turn.request_class]
         if not line.num_waiting:
             self._comes_back(line)
         tenant = line.entered(turn.tenant)
-        waiting = _Waiting(item, turn, tenant, now_s, next(self._numbers))
+        number = next(self._numbers)
+        waiting = _Waiting(item, turn, tenant, now_s, number, is_choice=is_choice)
         self._waiting[item] = waiting
         tenant.all[item] = waiting
         tenant.push(waiting)
         line.num_waiting += 1
         line.waiting_s += turn.start_s
         tenant.waiting_s += turn.start_s
-        self._changed(tenant, len(tenant.all) - 1)
+        if is_choice:
+            self._num_choices += 1
+        else:
+            tenant.first_choices[item] = None
+            self._changed(tenant, len(tenant.first_choices) - 1)
 
     def remove(self, item: T) -> None:
         """``item`` waits no more, and is not charged. Idempotent."""
@@ -300,24 +327,34 @@ class FairQueue(Generic[T]):
         tenant.line.num_waiting -= 1
         tenant.line.waiting_s -= waiting.turn.start_s
         tenant.waiting_s -= waiting.turn.start_s
-        self._changed(tenant, len(tenant.all) + 1)
+        if waiting.is_choice:
+            self._num_choices -= 1
+        else:
+            del tenant.first_choices[item]
+            self._changed(tenant, len(tenant.first_choices) + 1)
         if not tenant.all:
             tenant.line.emptied(tenant)
 
-    def charge(self, turn: Turn) -> Charged:
-        """One with that turn goes to the engines, whether or not it waited here."""
-        return self._lines[turn.request_class].charge(turn.tenant, turn.cost_s)
+    def charge(self, turn: Turn) -> int:
+        """One with that turn goes to the engines, whether or not it waited here.
 
-    def settle(self, turn: Turn, used_s: float, charged: Charged | None = None) -> None:
+        When that was, as ``settle`` is to be told.
+        """
+        self._lines[turn.request_class].charge(turn.tenant, turn.cost_s)
+        return next(self._numbers)
+
+    def settle(self, turn: Turn, used_s: float, charged: int | None = None) -> None:
         """One that was charged is done, and took so much of the engines.
 
         ``charged`` is what ``charge`` said; None: nobody was lifted since.
         """
         line = self._lines[turn.request_class]
+        charged = next(self._numbers) if charged is None else charged
         if used_s >= turn.cost_s:
             line.charge(turn.tenant, used_s - turn.cost_s)
         else:
-            line.give_back(turn.tenant, turn.cost_s - used_s, charged, self._least_s())
+            waiting = [each for each in self._lines.values() if each.num_waiting]
+            line.give_back(turn.tenant, turn.cost_s - used_s, charged, waiting)
 
     def in_turn(
         self, now_s: float, without: Collection[RequestClass] = ()
@@ -354,9 +391,12 @@ class FairQueue(Generic[T]):
             self._let_stand([waiting.tenant for waiting in passed])
 
     def newest_of_longest(self) -> T:
-        """The one that came last of the tenant of whom the most wait. There has to be one."""
+        """The one that came last of the tenant of whom the most wait. There has to be one.
+
+        Further choices do not count.
+        """
         tenant = next(reversed(self._by_length[self._longest]))
-        return next(reversed(tenant.all))
+        return next(reversed(tenant.first_choices))
 
     def ahead_s(self, turn: Turn) -> float:
         """Of engines, that is likely to be given to others before one that came now can start."""
@@ -370,17 +410,21 @@ class FairQueue(Generic[T]):
         others = (each for each in self._lines.values() if each is not line)
         return within_s + sum(min(each.waiting_s, share_s * each.weight) for each in others)
 
-    def _least_s(self) -> float:
-        active = [each.counter_s for each in self._lines.values() if each.num_waiting]
-        return min(active) if active else max(each.counter_s for each in self._lines.values())
+    def _least(self) -> _Line[T]:
+        """The class that was charged the least of those that wait; else, of all, the most."""
+        active = [each for each in self._lines.values() if each.num_waiting]
+        if active:
+            return min(active, key=lambda each: each.counter_s)
+        return max(self._lines.values(), key=lambda each: each.counter_s)
 
     def _comes_back(self, line: _Line[T]) -> None:
         """Where nobody waits, what all classes were charged before is made this one's."""
-        least_s = self._least_s()
-        if least_s > line.counter_s:
-            line.counter_s, lift = least_s, next(self._numbers)
+        least = self._least()
+        if least.counter_s > line.counter_s:
+            leader = least if self._waiting else None
+            line.lift_to(least.counter_s, leader, next(self._numbers))
             for each in [line] if self._waiting else self._lines.values():
-                each.lift = lift
+                each.levelled = line.lift
 
     def _next_tenant(self, without: Collection[RequestClass]) -> _Tenant[T] | None:
         """Of the class with the least counter that has one which does not stand aside."""
@@ -403,13 +447,13 @@ class FairQueue(Generic[T]):
         tenants.clear()
 
     def _changed(self, tenant: _Tenant[T], num_before: int) -> None:
-        """So many of a tenant's waited until now."""
+        """So many of a tenant's waited until now, further choices aside."""
         if num_before:
             bucket = self._by_length[num_before]
             del bucket[tenant]
             if not bucket:
                 del self._by_length[num_before]
-        num_now = len(tenant.all)
+        num_now = len(tenant.first_choices)
         if num_now:
             self._by_length.setdefault(num_now, {})[tenant] = None
         self._longest = max(self._longest, num_now)

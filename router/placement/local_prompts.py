@@ -25,6 +25,14 @@ class LocalPrompts:
         self._untold[sequence_id] = num_tokens
         self.num_tokens += num_tokens
 
+    def reserved(self, sequence_id: int, num_cached_tokens: int) -> bool:
+        """It has the blocks, and so many of the prompt's tokens in them; whether that is news."""
+        num_less = min(self._untold.get(sequence_id, 0), num_cached_tokens)
+        if num_less:
+            self._untold[sequence_id] -= num_less
+            self.num_tokens -= num_less
+        return num_less > 0
+
     def started(self, sequence_id: int, now_s: float = -math.inf) -> None:
         """It is told to compute it."""
         if sequence_id in self._untold:

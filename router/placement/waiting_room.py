@@ -12,7 +12,7 @@ from diptych.errors import DiptychError, QueueFullError
 from diptych.request_class import RequestClass
 from router.placement.claim import Asked
 from router.placement.departures import Departures
-from router.placement.fair_queue import Charged, FairQueue, Turn
+from router.placement.fair_queue import FairQueue, Turn
 from router.placement.front_line import FrontLine
 from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 
@@ -44,7 +44,7 @@ ANY_TURN: Final = Turn()
 class _Slot(NamedTuple):
     arrival: int
     turn: Turn  # that it was charged
-    charged: Charged
+    charged: int  # when, in the queue's order
 
 
 class Waiter(Protocol):
@@ -74,8 +74,9 @@ class WaitingRoom:
     Whoever was placed once keeps a slot until ``leave``, and waits before all who were not,
     in the order in which they came, if it must be placed again. The others have fair turns
     (:class:`FairQueue`), which is the order in which they came where all are one tenant's and
-    of one class. Where too many wait, who came last of the tenant of whom most wait is turned
-    away. Called on the event loop
+    of one class; but other choices of a request of which one was placed are their tenant's next.
+    Where too many wait, who came last of the tenant of whom most wait is turned away; choices
+    never are, and nobody is because of them. Called on the event loop
     only. No method but ``pump`` calls a waiter, and nothing that a waiter calls pumps:
     whatever changes makes a pump due, which ``schedule`` runs later, once.
 
@@ -162,23 +163,22 @@ class WaitingRoom:
     def enter(self, waiter: Waiter, *, front: bool, turn: Turn = ANY_TURN) -> None:
         """Let ``waiter`` wait for its ``turn``.
 
-        ``front``: it was placed before, so it goes before all who were not.
-        So do the other choices of a request of which one was placed: without slots yet, and
-        those of a batch's behind the turns of all.
+        ``front``: it was placed before, so it goes before all who were not; or another choice
+        of its request was: it has its turn before the others of its tenant and class.
 
         The next pump, soon, places it, lets it wait, or turns it away if nobody else
         may wait (never if ``front``).
         """
         self._all[waiter] = turn
-        if front:
-            slot = self._placed.get(waiter)
-            arrival = next(self._arrivals) if slot is None else slot.arrival
-            self._front.add(waiter, arrival, turn.request_class, has_slot=slot is not None)
+        slot = self._placed.get(waiter)
+        if slot is not None:
+            self._front.add(waiter, slot.arrival, turn.request_class)
             if self._favoured is None:
                 self._favour_next()
         else:
-            self._fresh.add(waiter, turn, self._clock())
-            self._newcomers.append(waiter)
+            self._fresh.add(waiter, turn, self._clock(), is_choice=front)
+            if not front:
+                self._newcomers.append(waiter)
         self._kinds[turn.asked] += 1
         if not turn.may_be_local:
             if not self._remote:
@@ -258,7 +258,7 @@ class WaitingRoom:
         else:
             self._ask_in_turn(newcomers)
         num_new = sum(waiter in self._fresh for waiter in newcomers)
-        for _ in range(min(num_new, self.num_waiting - self._max_waiting)):
+        for _ in range(min(num_new, self._num_requests - self._max_waiting)):
             self._turn_away(self._fresh.newest_of_longest())
         if self._remote:
             self._pump_rest_soon(self._look_at_s - self._clock())
@@ -287,9 +287,8 @@ class WaitingRoom:
             del self._kinds[turn.asked]
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
-        num_slots = self._max_placed - len(self._placed)
-        may_place = num_slots > 0
-        num_askable = len(self._all if may_place else self._front.slotted)
+        may_place = self._has_slots
+        num_askable = len(self._all if may_place else self._front)
         asked: set[Waiter] = set()
         now_s = self._clock()
         asks_held = now_s >= self._held_until_s
@@ -298,12 +297,12 @@ class WaitingRoom:
                 self._pump_rest_soon(self._held_until_s - now_s)
             return  # all are held
         held = set() if asks_held else set(self._held)
-        self._ask(self._front.before(num_slots), asked, held)
+        self._ask(self._front.in_order(), asked, held)
         if may_place and (len(held) < len(self._fresh) or self._num_left):
             enough: set[RequestClass] = set()
             with closing(self._fresh.in_turn(now_s, enough)) as line:
-                self._ask(line, asked, held, enough=enough)
-        self._ask(self._front.behind(num_slots), asked, held)
+                with_slots = itertools.takewhile(lambda _: self._has_slots, line)
+                self._ask(with_slots, asked, held, enough=enough)
         pace_s = self._tightest_s()
         with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
             self._ask(line, asked, held, pace_s)
@@ -325,7 +324,7 @@ class WaitingRoom:
         while True:
             behind = (
                 waiter
-                for waiter in (self._all if may_place else self._front.slotted)
+                for waiter in (self._all if may_place else self._front)
                 if waiter not in asked
                 and waiter not in held
                 and (waiter in self._front or not self._is_patient(waiter, pace_s))
@@ -411,8 +410,6 @@ class WaitingRoom:
         """
         if self._favoured is None or self._num_passed < self._may_pass:
             return False
-        if not self._has_slot(self._favoured):
-            return False  # it waits for who leaves, and who has a slot takes none
         now_s = self._clock()
         if self._barred_since_s is None:
             self._barred_since_s = now_s
@@ -420,6 +417,11 @@ class WaitingRoom:
             self._num_passed, self._barred_since_s = 0, None
             self._may_pass *= 2
         return self._num_passed > 0
+
+    @property
+    def _num_requests(self) -> int:
+        """That wait, of none of which another choice was placed."""
+        return self.num_waiting - self._fresh.num_choices
 
     def _favour_next(self) -> None:
         self._favoured = self._front.first
@@ -451,7 +453,11 @@ class WaitingRoom:
 
     def _has_slot(self, waiter: Waiter) -> bool:
         """Whether it may be placed at all, as far as this router is concerned."""
-        return waiter in self._placed or len(self._placed) < self._max_placed
+        return waiter in self._placed or self._has_slots
+
+    @property
+    def _has_slots(self) -> bool:
+        return len(self._placed) < self._max_placed
 
     def _is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all
@@ -474,7 +480,7 @@ class WaitingRoom:
     def _turn_away(self, waiter: Waiter) -> None:
         self.stop_waiting(waiter)
         error = QueueFullError(
-            f"{self.num_waiting} requests are waiting already",
+            f"{self._num_requests} requests are waiting already",
             retry_after_s=self.ends_in_s(),
             max_queue=str(self._max_waiting),
         )

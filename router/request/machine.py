@@ -132,6 +132,7 @@ class RequestMachine:
         self._handle(event)
         if self.attempt.is_settled:
             self._retry.placed()
+            self._placing.settled()
             if self._is_in_front:
                 self._is_in_front = False
                 self._do(actions.Settled())

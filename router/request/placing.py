@@ -44,7 +44,7 @@ class Placing:
         self._retry = retry
         self._output = output
         self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
-        self._is_kept = False  # for its first placement, however long that takes
+        self._is_kept = False  # until workers grant it all it needs, however long that takes
         self._spare_only_until_s: float | None = None  # once it asked
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
         """When one that still waits is to be judged, once; None: never."""
@@ -77,7 +77,7 @@ class Placing:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
         placement = self._deps.place(query)
         if placement is not None:
-            self._was_placed, self._is_kept = True, False
+            self._was_placed = True
         if placement is not None and holds_none:
             self.model_digest = served or self._own_digest
         return placement
@@ -169,6 +169,10 @@ class Placing:
         """
         self._was_placed = self._is_kept = True
 
+    def settled(self) -> None:
+        """Workers granted all it asked for: from now on it waits as any other. Idempotent."""
+        self._is_kept = False
+
     @property
     def _may_refuse(self) -> bool:
         return self._deps.foresee is not None and not self._was_placed
@@ -191,12 +195,12 @@ class Placing:
                 return error
         if self._retry.wait_until_s is None or now < self._retry.wait_until_s:
             return None
+        if self._is_kept and self._deps.has_workers():
+            self._retry.wait_on(now)
+            return None
         if self._retry.refusal is not None:
             return self._retry.refusal
         if self._deps.has_workers():
-            if self._is_kept:
-                self._retry.wait_on(now)
-                return None
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
         lost = self._retry.because
         return lost if isinstance(lost, WorkerLostError) else worker_errors.no_worker()

@@ -346,6 +346,19 @@ async def test_a_prompt_that_has_its_blocks_only_is_not_in_what_the_worker_tells
     assert num_sent() == 0
 
 
+async def test_of_a_prompt_what_the_worker_has_cached_is_not_on_its_way() -> None:
+    world = World(decode=1)
+    worker, link = world.cluster.snapshot().decode[0].worker, world.links[0]
+    world.says("d0:1", step_model=StepModel(StepCost(0.04, num_steps=30)).to_proto())
+    sequence_id = world.reserve(worker, num_tokens=800, is_heard=False)
+    said = decode_pb2.Reserved(sequence_id=sequence_id, num_cached_tokens=784)
+    with suppress(AssertionError):  # its listener hears of it
+        link._handle(decode_pb2.DecodeEvent(reserved=said))
+    engine = world.cluster.snapshot().decode[0].engine
+    assert engine is not None
+    assert engine.num_departed_tokens == 16
+
+
 @pytest.mark.parametrize("ends", ["first token", "ended", "released", "lost"])
 async def test_a_prompt_that_is_computed_or_gone_is_on_its_way_no_more(ends: str) -> None:
     world = World(decode=1)

@@ -1,5 +1,6 @@
 """What was taken while nobody waited is nobody's debt; while others wait it is."""
 
+import gc
 import itertools
 from contextlib import closing
 from typing import NamedTuple
@@ -9,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.request_class import RequestClass
-from router.placement.fair_queue import DEFAULT_WEIGHTS, Charged, FairQueue, Turn
+from router.placement.account import Account
+from router.placement.fair_queue import (
+    DEFAULT_WEIGHTS,
+    MAX_IDLE_TENANTS,
+    FairQueue,
+    Turn,
+)
 
 REALTIME, STANDARD, BATCH = RequestClass
 A, B = Turn(STANDARD, "a"), Turn(STANDARD, "b")
@@ -36,7 +43,7 @@ class Fair:
             self.turns[number] = turn
             self.queue.add(number, turn, 0.0)
 
-    def go(self) -> tuple[Turn, Charged]:
+    def go(self) -> tuple[Turn, int]:
         """The next one."""
         with closing(self.queue.in_turn(0.0)) as line:
             number = next(line)
@@ -186,6 +193,39 @@ def test_who_comes_back_while_others_wait_costs_these_nothing(
     fair.queue.settle(costly, 0.5, charged)
     after = [fair.go()[0] for _ in range(18)]
     assert after.count(cheap) >= 17, "it has its seconds back"
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("is_back", [False, True])
+def test_who_is_lifted_to_one_that_was_charged_too_much_does_not_wait_for_what_that_gets_back(
+    first: Turn, second: Turn, is_back: bool
+) -> None:
+    """``second`` floods; its first answers were expected to be longer."""
+    fair, costly = Fair(), second._replace(cost_s=20.0)
+    fair.come(costly, 16)
+    fair.come(second, 400)
+    charges = [fair.go()[1] for _ in range(16)]
+    fair.come(first)
+    if is_back:  # it has had a turn, and nothing of it waits when the seconds are given back
+        while any(turn == first for turn in fair.turns.values()):
+            fair.go()
+    for charged in charges:
+        fair.queue.settle(costly, 1.0, charged)
+    fair.come(first, 60)
+    gone = [fair.go()[0] for _ in range(60)]
+    assert gone.count(first) / 60 == pytest.approx(share(first, second), abs=0.05)
+
+
+def test_accounts_that_follow_each_other_are_forgotten_with_their_tenants() -> None:
+    """However many come one after the other, each lifted to the one before."""
+    fair = Fair()
+    for number in range(3 * MAX_IDLE_TENANTS):
+        fair.come(Turn(STANDARD, str(number)))
+        if number:
+            fair.go()
+    gc.collect()
+    alive = sum(isinstance(each, Account) for each in gc.get_objects())
+    assert alive <= MAX_IDLE_TENANTS + 2 + len(RequestClass)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

@@ -9,68 +9,57 @@ REALTIME, STANDARD, BATCH = RequestClass
 
 
 def line() -> FrontLine[str]:
-    """Two that were placed once, came early and return late; and choices of others."""
+    """Three that were placed once, and return in another order."""
     front = FrontLine[str]()
-    front.add("choice", 10, STANDARD, has_slot=False)
-    front.add("of a batch", 11, BATCH, has_slot=False)
-    front.add("another", 12, REALTIME, has_slot=False)
-    front.add("late", 11, STANDARD, has_slot=True)
-    front.add("early", 3, BATCH, has_slot=True)
+    front.add("third", 10, STANDARD)
+    front.add("second", 9, REALTIME)
+    front.add("first", 3, BATCH)
     return front
 
 
-def test_they_are_asked_as_they_came_and_a_batchs_choices_behind_turns() -> None:
+def test_they_are_asked_as_they_came() -> None:
     front = line()
-    assert list(front.before(5)) == ["early", "choice", "late", "another"]
-    assert list(front.behind(5)) == ["of a batch"]
-    assert front.first == "early"
+    assert front.in_order() == ["first", "second", "third"]
+    assert front.first == "first"
+    assert len(front) == 3
 
 
-def test_without_slots_nobody_is_asked_who_needs_one() -> None:
+def test_whoever_was_asked_is_the_last() -> None:
     front = line()
-    assert list(front.before(0)) == ["early", "late"]
-    assert list(front.behind(0)) == []
-
-
-def test_whoever_was_asked_is_the_last_of_those_with_slots() -> None:
-    front = line()
-    assert list(front.slotted) == ["late", "early"]
-    front.asked("late")
-    front.asked("choice")
-    assert list(front.slotted) == ["early", "late"]
+    assert list(front) == ["third", "second", "first"]
+    front.asked("third")
+    front.asked("nobody")
+    assert list(front) == ["second", "first", "third"]
 
 
 def test_whoever_is_gone_is_nowhere() -> None:
     front = line()
-    for name in ("early", "choice", "of a batch", "nobody"):
+    for name in ("first", "nobody"):
         front.remove(name)
         front.remove(name)
         assert name not in front
-    assert list(front.before(5)) == ["late", "another"]
-    assert front.first == "late"
+    assert front.in_order() == ["second", "third"]
+    assert front.first == "second"
     assert [front.num_of(each) for each in RequestClass] == [1, 1, 0]
-    front.remove("late")
-    assert front.first == "another"
-    front.remove("another")
+    for name in ("second", "third"):
+        front.remove(name)
     assert front.first is None
+    assert len(front) == 0
 
 
 def test_it_is_in_the_order_in_which_they_came_whatever_happens() -> None:
     rng, front = random.Random(1), FrontLine[int]()
-    there: dict[int, bool] = {}
+    there = set[int]()
     for arrival in range(2000):
         if there and rng.random() < 0.5:
-            gone = rng.choice(list(there))
-            del there[gone]
+            gone = rng.choice(sorted(there))
+            there.remove(gone)
             front.remove(gone)
-        has_slot = rng.random() < 0.3
-        came = arrival - rng.randrange(50) if has_slot else arrival
+        came = arrival - rng.randrange(50)
         if came in front:
             continue
-        front.add(came, came, STANDARD, has_slot=has_slot)
-        there[came] = has_slot
-        with_slots = sorted(each for each, has in there.items() if has)
-        assert list(front.before(0)) == with_slots
-        assert list(front.before(2000)) == sorted(there)
+        front.add(came, came, STANDARD)
+        there.add(came)
+        assert front.in_order() == sorted(there)
         assert front.first == min(there)
-        assert front.num_of(STANDARD) == len(there)
+        assert front.num_of(STANDARD) == len(front) == len(there)

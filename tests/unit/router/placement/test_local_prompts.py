@@ -18,6 +18,21 @@ def test_one_is_on_its_way_until_a_worker_tells_that_was_told_to_start_it() -> N
     assert prompts.num_tokens == 0
 
 
+def test_what_is_cached_of_one_is_not_on_its_way() -> None:
+    prompts = LocalPrompts()
+    prompts.asked(1, 100)
+    prompts.asked(2, 30)
+    assert prompts.reserved(1, 96)
+    assert prompts.num_tokens == 34
+    assert prompts.reserved(2, 999)
+    assert not prompts.reserved(7, 50), "one that it pulls"
+    assert not prompts.reserved(1, 0)
+    assert prompts.num_tokens == 4
+    assert prompts.over(1)
+    assert prompts.over(2)
+    assert prompts.num_tokens == 0
+
+
 def test_a_message_that_is_heard_soon_after_a_start_may_have_crossed_it() -> None:
     prompts = LocalPrompts()
     for sequence_id, now_s in ((1, 7.0), (2, 7.04)):

@@ -2,7 +2,12 @@
 
 import pytest
 
-from diptych.errors import DeadlineExceededError, NoWorkerError, QueueTimeoutError
+from diptych.errors import (
+    BlocksExhaustedError,
+    DeadlineExceededError,
+    NoWorkerError,
+    QueueTimeoutError,
+)
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import actions, events
@@ -182,6 +187,21 @@ def test_another_choice_waits_for_its_sisters_as_long_as_they_take() -> None:
     world.on(events.Tick())  # once it was placed it waits as any other
     assert isinstance(world.log[-1], actions.Fail)
     assert isinstance(world.log[-1].error, QueueTimeoutError)
+
+
+def test_a_worker_that_refuses_another_choice_once_does_not_end_it() -> None:
+    """Its blocks may be its sisters'."""
+    world = World(("p1",), ("d1",), local_prefill=True, believed_cached=("d1",))
+    world.on(events.Begin(front=True))
+    world.end_reservation(error=BlocksExhaustedError("no free blocks"))
+    world.is_full = True
+    for _ in range(3):
+        world.pass_time(TIMERS.no_worker_s + 0.1)
+    assert world.queued
+    assert world.outcome is None
+    world.is_full = False
+    world.pump(room_made=True)
+    assert world.reservations
 
 
 def test_another_choice_does_not_wait_where_no_worker_is_left() -> None:

@@ -45,6 +45,7 @@ class ToolCall(NamedTuple):
     tool_call_id: str
     name: str
     arguments: Mapping[str, Any]
+    """JSON can say all of them: no NaN is there, and no half of a character."""
 
 
 class Tool(NamedTuple):

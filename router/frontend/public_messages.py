@@ -15,7 +15,7 @@ from diptych.service_level import ServiceLevel
 from diptych.text.chat_template import Message, Tool, ToolCall
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import common_pb2, inference_pb2
-from router.frontend.tools import check_num_tools, read_arguments
+from router.frontend.tools import check_arguments, check_num_tools, read_arguments
 from router.frontend.validation import MAX_PARTS, MAX_TEMPLATE_ARGUMENT_BYTES, check_num_messages
 from router.generation.answer import (
     ChoiceFinished,
@@ -120,6 +120,8 @@ def _read_chat(chat: inference_pb2.ChatPrompt) -> ChatPrompt:
         raise InvalidRequestError(
             f"have {num_parts} parts, more than {MAX_PARTS}", field="chat.messages"
         )
+    calls = [call.arguments for turn in chat.messages for call in turn.tool_calls]
+    check_arguments(calls, "chat.messages")
     messages = tuple(
         _read_message(turn, f"chat.messages[{index}]") for index, turn in enumerate(chat.messages)
     )

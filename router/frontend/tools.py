@@ -17,12 +17,18 @@ from diptych.sampling_params import SamplingOptions
 from diptych.text.chat_template import Tool
 from diptych.text.response.forced_calls import forced_calls
 from router.frontend.field_names import renamed
+from router.frontend.json_values import have_more_values
 from router.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 
 MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 262_144  # of all, as JSON
+MAX_ARGUMENT_BYTES: Final = 2**20  # of all calls in earlier turns
+MAX_ARGUMENT_VALUES: Final = 2**16
+"""Of all calls in earlier turns: a text is one, however long, so whole files fit."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_LONE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 def check_num_tools(num_tools: int) -> None:
@@ -74,10 +80,26 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
     return made
 
 
+def check_arguments(texts: Sequence[str], field: str) -> None:
+    """Those of all calls in earlier turns, before any is read; ``field`` has the turns.
+
+    Raises InvalidRequestError: reading them would take too long.
+    """
+    written = [text.encode(errors="surrogatepass") for text in texts]
+    if sum(map(len, written)) > MAX_ARGUMENT_BYTES:
+        excess = f"{MAX_ARGUMENT_BYTES} bytes"
+    elif have_more_values(written, MAX_ARGUMENT_VALUES):
+        excess = f"{MAX_ARGUMENT_VALUES} values"
+    else:
+        return
+    raise InvalidRequestError(f"the arguments of all calls have more than {excess}", field=field)
+
+
 def read_arguments(text: str, path: str) -> Mapping[str, Any]:
     """Those of a call in an earlier turn, with whatever a model may have written.
 
-    A number that is too large is the largest there is, and half a character U+FFFD.
+    A number that is too large is the largest there is, and half a character U+FFFD: nobody has
+    to look through what is read, for JSON can say all of it.
     Raises InvalidRequestError.
     """
     try:
@@ -94,7 +116,7 @@ def read_arguments(text: str, path: str) -> Mapping[str, Any]:
 def _whole(value: Any) -> Any:
     """The same without halves of characters."""
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return _LONE.sub("\ufffd", value)
     if isinstance(value, list):
         return [_whole(each) for each in value]
     if isinstance(value, dict):

@@ -366,7 +366,6 @@ def _check_message(message: Message, path: str) -> None:
     for index, call in enumerate(message.tool_calls):
         if not call.name:
             raise InvalidRequestError("is empty", field=f"{path}.tool_calls[{index}].name")
-        _json_text(call.arguments, f"{path}.tool_calls[{index}].arguments")
 
 
 def _json_text(arguments: Mapping[str, object], field: str) -> bytes:

@@ -19,7 +19,7 @@ from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.message_parts import Parts, read_text
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.http.tool_fields import SaidTools, read_tools
-from router.frontend.tools import read_arguments
+from router.frontend.tools import check_arguments, read_arguments
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, GenerationRequest
 
@@ -119,6 +119,8 @@ def read_messages(content: Mapping[str, object], tools: SaidTools) -> ChatPrompt
         raise InvalidRequestError(
             f"have {num_parts} parts, more than {MAX_PARTS}", field="messages"
         )
+    calls = [call.function.arguments for turn in read.messages for call in turn.tool_calls]
+    check_arguments(calls, "messages")
     turns = (_read_turn(turn, f"messages[{index}]") for index, turn in enumerate(read.messages))
     return tools.prompt(tuple(turns), read.chat_template_kwargs)
 

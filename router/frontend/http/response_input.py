@@ -15,7 +15,7 @@ from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Message, ToolCall
 from router.frontend.http.body import StrictModel, validated
 from router.frontend.http.message_parts import Parts, read_text
-from router.frontend.tools import read_arguments
+from router.frontend.tools import check_arguments, read_arguments
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 
 _ROLES: Final[Mapping[str, str]] = {
@@ -185,6 +185,8 @@ def _read_items(items: list[_Item], reader: _Reader) -> None:
     num_parts = sum(item.num_parts for item in items)
     if num_parts > MAX_PARTS:
         raise InvalidRequestError(f"has {num_parts} parts, more than {MAX_PARTS}", field="input")
+    calls = [item.arguments or "" for item in items if item.type == "function_call"]
+    check_arguments(calls, "input")
     for index, item in enumerate(items):
         reader.add_item(item, f"input[{index}]")
 

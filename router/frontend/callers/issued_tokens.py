@@ -24,7 +24,8 @@ class KeySource(Protocol):
         ...
 
     async def newer(self, than: SigningKeys) -> SigningKeys:
-        """Those known after another look, if it is time for one: else the same."""
+        """Those known after another look, which may have to be waited for; the same if there
+        was none in time."""
         ...
 
     async def run(self) -> None:

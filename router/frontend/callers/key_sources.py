@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[], Awaitable[bytes]]
 """Asks for a key set. Raises what it likes."""
 
-_ANSWER_S: Final = 5.0  # for all of it, however slowly it comes
+MAX_EARLY: Final = 64
+"""Tokens that wait while the issuer may not be asked yet: anybody can send such ones."""
+
+_ANSWER_S: Final = 5.0  # for all of it, however slowly it comes; so long a token waits, too
 _MAX_BYTES: Final = 2**18
 _LEAST_BETWEEN_S: Final = 5.0  # two questions that tokens of unknown keys caused
 _RETRY_S: Final = 10.0
@@ -54,7 +57,8 @@ class FetchedKeys:
 
     An answer that does not come, or makes no sense, changes nothing for keys that are known;
     that is logged once. However many tokens name unknown keys, the issuer is asked each
-    ``_LEAST_BETWEEN_S`` at most, and they all wait for one answer.
+    ``_LEAST_BETWEEN_S`` at most, and they all wait for one answer. While that time is not over,
+    no more than ``MAX_EARLY`` do.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class FetchedKeys:
         self._known = SigningKeys()
         self._is_asking = True  # from the start on: who comes before the first answer waits
         self._asked_s = 0.0
+        self._num_early = 0
         self._wanted = asyncio.Event()
         self._answered = asyncio.Event()  # another for each time of asking
         self._refused = ""  # why the last answer was no use
@@ -79,12 +84,18 @@ class FetchedKeys:
         """See KeySource."""
         if self._known is not than:
             return self._known
-        if not self._is_asking:
-            if self._clock() - self._asked_s < _LEAST_BETWEEN_S:
-                return self._known
-            self._is_asking = True
-            self._wanted.set()
-        await self._answered.wait()
+        is_early = not self._is_asking and self._until_next_s() > 0
+        if is_early and self._num_early >= MAX_EARLY:
+            return self._known
+        self._num_early += is_early
+        self._wanted.set()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._answered.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._num_early -= is_early
         return self._known
 
     async def run(self) -> None:
@@ -97,12 +108,21 @@ class FetchedKeys:
             self._wanted.clear()
             answered, self._answered = self._answered, asyncio.Event()
             answered.set()
-            pause_s = min(_RETRY_S, self._refresh_s) if self._refused else self._refresh_s
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until it is time to ask again."""
+        pause_s = min(_RETRY_S, self._refresh_s) if self._refused else self._refresh_s
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wanted.wait()
+                await asyncio.sleep(self._until_next_s())
+        except TimeoutError:
+            pass
+
+    def _until_next_s(self) -> float:
+        """Before a token may have the issuer asked."""
+        return self._asked_s + _LEAST_BETWEEN_S - self._clock()
 
     async def _ask(self) -> None:
         try:

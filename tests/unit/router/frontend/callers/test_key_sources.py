@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,13 +94,51 @@ async def test_a_token_of_a_new_key_has_the_issuer_asked_once_for_all() -> None:
         assert await world.knows(OLD)
 
 
-async def test_a_flood_of_unknown_keys_asks_once_in_a_while() -> None:
+async def test_a_token_of_a_key_that_is_just_published_waits_until_it_may_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_sources, "_LEAST_BETWEEN_S", 0.05)
     async with running(World()) as world:
         assert await world.knows(OLD)
-        for _ in range(20):
-            world.clock.now_s += 1.0
-            assert not await world.knows(NEW)
+        world.issuer.answer = key_set(OLD, NEW)
+        assert await world.knows(NEW)
+        assert world.issuer.num_asked == 2
+
+
+async def test_a_flood_of_unknown_keys_asks_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_sources, "_LEAST_BETWEEN_S", 0.05)
+    began_s = time.monotonic()
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        for _ in range(4):
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(world.knows(NEW)) for _ in range(20)]
+            assert not any(task.result() for task in asked)
         assert world.issuer.num_asked == 1 + 4
+    assert time.monotonic() - began_s > 4 * 0.04
+
+
+async def test_few_wait_until_the_issuer_may_be_asked() -> None:
+    """Anybody can name a key that nobody knows: they may not take the places of all others."""
+    async with running(World()) as world, asyncio.TaskGroup() as tasks:
+        assert await world.knows(OLD)
+        waiting = [tasks.create_task(world.knows(NEW)) for _ in range(key_sources.MAX_EARLY)]
+        await asyncio.sleep(0)
+        assert not await world.knows(NEW)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+    assert world.issuer.num_asked == 1
+
+
+async def test_nobody_waits_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sources, "_ANSWER_S", 0.01)
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        for _ in range(key_sources.MAX_EARLY + 1):
+            assert not await world.knows(NEW)
 
 
 async def test_a_key_that_the_issuer_takes_away_is_refused() -> None:
@@ -108,6 +147,7 @@ async def test_a_key_that_the_issuer_takes_away_is_refused() -> None:
         world.issuer.answer = key_set(NEW)
         world.clock.now_s += 5.0
         assert await world.knows(NEW)
+        world.clock.now_s += 5.0
         assert not await world.knows(OLD)
 
 
@@ -177,7 +217,10 @@ async def test_an_issuer_that_was_down_at_the_start_is_asked_again_soon(
     assert world.keys.known.find("old", "ES256") is not None
 
 
-async def test_refusals_are_told_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_are_told_once_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_sources, "_LEAST_BETWEEN_S", 0.0)
     async with running(World()) as world:
         assert await world.knows(OLD)
         for _ in range(5):

@@ -25,7 +25,7 @@ from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.health import Health
 from diptych.rpc.identity import Identity
-from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
+from diptych.rpc.server import PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.metrics_server import MetricsServer
@@ -40,8 +40,10 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.
 _SCRAPE_TIMEOUT_S = 5.0
 _STOP_GRACE_S = 0.5
 _MAX_PROBES = 64  # at a time, on the port that is theirs
-_PROBE_AGE_MS = 60_000  # of a connection there, which costs a probe nothing to open anew
-_PROBE_GRACE_MS = 5_000
+_MAX_PROBES_OF_ONE = 4  # over one connection, for a probe asks once
+_PROBE_PATIENCE_S = 5.0  # for what it asks
+_PROBE_AGE_S = 60.0  # of a connection there, which costs a probe nothing to open anew
+_PROBE_GRACE_S = 5.0
 _NO_OTHERS: Mapping[str, int] = {}
 
 
@@ -165,16 +167,16 @@ class ServiceHost:
 
         It is not watched there: streams would hold the places of those who ask.
         """
-        server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", 1024),
-                ("grpc.max_connection_age_ms", _PROBE_AGE_MS),
-                ("grpc.max_connection_age_grace_ms", _PROBE_GRACE_MS),
-            ],
-            maximum_concurrent_rpcs=_MAX_PROBES,
+        edge = PublicEdge(
+            max_served=_MAX_PROBES,
+            max_concurrent_rpcs=_MAX_PROBES,
+            max_concurrent_streams=_MAX_PROBES_OF_ONE,
+            max_receive_bytes=1024,
+            max_connection_age_s=_PROBE_AGE_S,
+            max_connection_grace_s=_PROBE_GRACE_S,
+            body_patience_s=_PROBE_PATIENCE_S,
         )
+        server = make_server(public=edge)
         check = grpc.unary_unary_rpc_method_handler(
             self._health.Check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,

@@ -1,10 +1,12 @@
 """The weights: dequantised to float32 and written as one safetensors file.
 
 float32 holds every ggml type's values exactly, so nothing is lost. Most also hold in a
-quarter to a third of that, which is written beside it for whoever reads it so. Tensors are
-written one at a time; memory stays at the largest one, not the model.
+quarter to a third of that, which is written beside it for whoever reads it so. Matrices are
+converted and written a slice of rows at a time; memory does not grow with them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ from diptych.models.gguf_import.tensor_file import TensorFile
 from diptych.progress import Progress
 
 _STAGE = "converting weights"
+_SLICE_NUMBERS = 1 << 18  # made at a time
+_PLAIN = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
 
 
 def write_tensors(
@@ -42,12 +46,13 @@ def write_tensors(
     ):
         for info in tensors:
             progress(_STAGE, done / total)
-            name, rows = names[info.name], _read(file, info)
-            tensor = architecture.restore(name, rows.values.reshape(info.shape))
-            floats.add(name, tensor.astype("<f4", copy=False))
-            compact = compacted(*rows) if len(info.shape) == 2 else None
-            if compact is not None:  # what is restored are whole rows, put in another order
-                compacts.add(name, architecture.restore(name, compact))
+            name = names[info.name]
+            if len(info.shape) == 2:  # what is restored are whole rows, put in another order
+                order = architecture.restore(name, np.arange(info.shape[0]))
+                _write_matrix(_Stored(file, info), order, name, floats, compacts)
+            else:
+                tensor = architecture.restore(name, dequantized(file, info))
+                floats.add(name, tensor.astype("<f4", copy=False))
             done += info.num_elements
     if not compacts.num_tensors:
         (folder / FILE_NAME).unlink()
@@ -56,34 +61,68 @@ def write_tensors(
 
 def dequantized(file: GGUFFile, info: TensorInfo) -> NDArray[np.float32]:
     """The values of a tensor, [*info.shape]; raises ConfigurationError if not readable."""
-    return _read(file, info).values.reshape(info.shape)
+    stored = _Stored(file, info)
+    return stored.rows(np.arange(len(stored.raw))).values.reshape(info.shape)
 
 
 class _Rows(NamedTuple):
-    """A tensor as rows of its last dimension."""
+    """Some of a tensor's."""
 
     kind: GGMLQuantizationType
     raw: NDArray[np.uint8]  # [rows, bytes of one], as in the file
     values: NDArray[np.float32]  # [rows, numbers of one]
 
 
-def _read(file: GGUFFile, info: TensorInfo) -> _Rows:
-    """Raises ConfigurationError."""
-    try:
-        kind = GGMLQuantizationType(info.quantization)
-        elements_per_block, block_bytes = GGML_QUANT_SIZES[kind]
-        rows, columns = info.num_elements // info.shape[-1], info.shape[-1]
-        if columns % elements_per_block:
-            raise ValueError(f"rows of {columns} elements")
-        row_bytes = columns // elements_per_block * block_bytes
-        raw = np.frombuffer(file.data, np.uint8, rows * row_bytes, info.offset)
-        plain = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
-        if kind in plain:
-            values = raw.view(plain[kind]).astype(np.float32)
+class _Stored:
+    """A tensor in its file, as rows of its last dimension. Its methods raise ConfigurationError."""
+
+    def __init__(self, file: GGUFFile, info: TensorInfo) -> None:
+        self._path, self._info = file.path, info
+        with self._read():
+            self._kind = GGMLQuantizationType(info.quantization)
+            elements_per_block, block_bytes = GGML_QUANT_SIZES[self._kind]
+            rows, self.num_columns = info.num_elements // info.shape[-1], info.shape[-1]
+            if self.num_columns % elements_per_block:
+                raise ValueError(f"rows of {self.num_columns} elements")
+            row_bytes = self.num_columns // elements_per_block * block_bytes
+            raw = np.frombuffer(file.data, np.uint8, rows * row_bytes, info.offset)
+            self.raw = raw.reshape(rows, row_bytes)
+
+    def rows(self, numbers: NDArray[np.int64]) -> _Rows:
+        """Those with these numbers."""
+        raw = self.raw[numbers]
+        with self._read():
+            if self._kind in _PLAIN:
+                values = raw.view(_PLAIN[self._kind]).astype(np.float32)
+            else:
+                values = dequantize(raw, self._kind)
+        return _Rows(self._kind, raw, values.reshape(len(numbers), self.num_columns))
+
+    @contextmanager
+    def _read(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, NotImplementedError, KeyError) as error:
+            info = self._info
+            raise ConfigurationError(
+                f"{self._path}: tensor {info.name!r} (type {info.quantization}): {error}"
+            ) from None
+
+
+def _write_matrix(
+    stored: _Stored, order: NDArray[np.int64], name: str, floats: TensorFile, compacts: TensorFile
+) -> None:
+    """Its rows in this order, and their compact form if they all have one."""
+    has_compact = True
+    step = max(1, _SLICE_NUMBERS // stored.num_columns)
+    for first in range(0, len(order), step):
+        rows = stored.rows(order[first : first + step])
+        floats.add(name, rows.values.astype("<f4", copy=False))
+        if not has_compact:
+            continue
+        compact = compacted(*rows)
+        if compact is None:
+            compacts.drop(name)
+            has_compact = False
         else:
-            values = dequantize(raw.reshape(rows, row_bytes), kind)
-    except (ValueError, NotImplementedError, KeyError) as error:
-        raise ConfigurationError(
-            f"{file.path}: tensor {info.name!r} (type {info.quantization}): {error}"
-        ) from None
-    return _Rows(kind, raw.reshape(rows, row_bytes), values.reshape(rows, columns))
+            compacts.add(name, compact)

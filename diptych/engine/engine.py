@@ -11,7 +11,9 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 from diptych.cache_log import CacheLog
 from diptych.engine.model_thread import (
@@ -60,7 +62,7 @@ class StepEngine:
         launcher: StepLauncher | None = None,
         model_thread: Executor | None = None,
         measured: Collection[MeasuredStep] = (),
-        prepare: Callable[[SamplingParams], None] = lambda params: None,
+        prepare: Callable[[SamplingParams], Future[Any] | None] = lambda params: None,
         tpot_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +71,8 @@ class StepEngine:
         ``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
         ``measured`` are steps that were run before the first one, to learn from. ``prepare``
-        is told of each new sequence's parameters, to begin elsewhere what they will need.
+        is told of each new sequence's parameters, to begin elsewhere what they will need: the
+        sequence gets no step before that is done.
         ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
         to all that decode; what sequences bring of their own counts beside it (pacer.py).
         """
@@ -83,6 +86,7 @@ class StepEngine:
         self._model_thread = model_thread
         self._clock = clock
         self._awake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of a run
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
         self._last_work = StepWork()  # of the last step that was waited for
         self._num_failed = 0  # steps in a row, for whatever reason but this:
@@ -106,7 +110,8 @@ class StepEngine:
         process must go down.
         However it ends, it waits for the steps in flight, which use memory, or for ``abandon``.
         """
-        self._abandoned = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._abandoned = self._loop.create_future()
         own_thread = None
         if self._model_thread is None:
             own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -134,14 +139,12 @@ class StepEngine:
     def add_prefill(self, seq: Sequence) -> None:
         """See the scheduler; so the next ones."""
         self._scheduler.add_prefill(seq)
-        self._short_steps.admitted(seq, self._clock())
-        self._prepare(seq.sampling)
+        self._admitted(seq)
         self._awake.set()
 
     def reserve(self, seq: Sequence) -> None:
         self._scheduler.reserve(seq)
-        self._short_steps.admitted(seq, self._clock())
-        self._prepare(seq.sampling)
+        self._admitted(seq)
 
     def mark_proven(self, seq: Sequence) -> None:
         self._scheduler.mark_proven(seq)
@@ -261,6 +264,19 @@ class StepEngine:
     def cache_log(self) -> CacheLog:
         """Of the pool."""
         return self._pool.cache_log
+
+    def _admitted(self, seq: Sequence) -> None:
+        self._short_steps.admitted(seq, self._clock())
+        seq.preparation = self._prepare(seq.sampling)
+        if not seq.is_prepared:
+            assert seq.preparation is not None, "it is under way"
+            seq.preparation.add_done_callback(self._wake)
+
+    def _wake(self, prepared: Future[Any]) -> None:
+        """Somebody may get a step now. From any thread."""
+        if self._loop is not None:  # else the first step is still to be decided
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._awake.set)
 
     async def _run_steps(self, thread: ModelThread) -> None:
         try:

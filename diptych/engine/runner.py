@@ -7,6 +7,7 @@ plan: which blocks belong to whom is the scheduler's business.
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +29,7 @@ from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.errors import DeviceMemoryError, DiptychError, LogitsError
 from diptych.sampling_params import SamplingParams
-from diptych.text.grammars import Grammars
+from diptych.text.grammars import Compiled, Grammars
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 _FEW_ROWS = 16  # for which every device has memory
@@ -80,10 +81,14 @@ class Runner:
         """Steps that may be launched before the first of them is waited for."""
         return self._backend.steps_in_flight
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Begin to compile what these parameters need, elsewhere. From any thread."""
-        if params.constraint is not None and self._grammars is not None:
-            self._grammars.compile(params.constraint.text)
+    def prepare(self, params: SamplingParams) -> Future[Compiled] | None:
+        """Begin to compile what these parameters need, elsewhere. From any thread.
+
+        None: they need nothing. It stays compiled as long as what is returned is kept.
+        """
+        if params.constraint is None or self._grammars is None:
+            return None
+        return self._grammars.compile(params.constraint.text)
 
     def warm_up(
         self, progress: WarmUpProgress = lambda ratio: None, max_rows: int = _FEW_ROWS

@@ -1,8 +1,8 @@
 """Grammars over a tokenizer's tokens, by llguidance: what may come next in an output. Any thread.
 
-Compiling takes milliseconds and lets other threads run meanwhile. Reading the tokenizer
-does not, which is why it is read at start. A matcher is a cache of the tokens that it has
-consumed: 1 us each brings one to where another was.
+Compiling takes milliseconds, of some grammars seconds, and lets other threads run meanwhile.
+Reading the tokenizer does not, which is why it is read at start. A matcher is a cache of the
+tokens that it has consumed: 1 us each brings one to where another was.
 """
 
 import threading
@@ -10,12 +10,13 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import llguidance
 
 from diptych.errors import ConfigurationError
 
-MAX_REMEMBERED: Final = 32  # grammars
+MAX_REMEMBERED: Final = 32  # grammars, beside those that are kept
 # Of a grammar's lexer, which all its matchers share and which never forgets one; 0.35 kB each.
 # Text of a bounded length takes 16 for each token, and real schemas some thousand.
 MAX_LEXER_STATES: Final = 65_536
@@ -48,7 +49,7 @@ def is_worn(matcher: llguidance.LLMatcher) -> bool:
 
 
 class Grammars:
-    """Compiles for one tokenizer, and remembers what was asked for last.
+    """Compiles for one tokenizer, and remembers what was asked for last and what is kept.
 
     Invariant: a grammar is compiled once as long as it is remembered, however many ask. So its
     lexer holds what all its outputs needed, and is dropped with it, or when it is worn.
@@ -62,7 +63,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._known: WeakValueDictionary[str, Future[Compiled]] = WeakValueDictionary()
+        self._last: OrderedDict[str, Future[Compiled]] = OrderedDict()  # of these
 
     @classmethod
     def from_folder(cls, folder: Path, vocab_size: int) -> "Grammars":
@@ -79,15 +81,18 @@ class Grammars:
             raise ConfigurationError(f"{path}: {error}") from None
 
     def compile(self, text: str) -> "Future[Compiled]":
-        """Begin to compile a grammar, unless that was done. The result never raises."""
+        """Begin to compile a grammar, unless that was done. The result never raises.
+
+        It is remembered as long as anybody keeps what is returned, and the last ones are anyhow.
+        """
         with self._lock:
             known = self._known.get(text)
             if known is None:
                 known = self._known[text] = self._compiler.submit(self._compile, text)
-                if len(self._known) > MAX_REMEMBERED:
-                    self._known.popitem(last=False)
-            else:
-                self._known.move_to_end(text)
+            self._last[text] = known
+            self._last.move_to_end(text)
+            if len(self._last) > MAX_REMEMBERED:
+                self._last.popitem(last=False)
             return known
 
     def is_remembered(self, text: str, compiled: Compiled) -> bool:
@@ -99,7 +104,8 @@ class Grammars:
         """Compile the grammar anew when it is asked for next, unless that was done."""
         with self._lock:
             if self._has(text, worn):
-                del self._known[text]
+                self._known.pop(text, None)
+                self._last.pop(text, None)
 
     def _has(self, text: str, compiled: Compiled) -> bool:
         known = self._known.get(text)

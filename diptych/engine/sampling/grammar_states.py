@@ -29,8 +29,8 @@ from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars
 
 MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
 # For the compiler, by all rows of a step together: others' grammars may stand before a row's own.
-# Far less than the watch over the model thread allows; what the routers' check lets pass takes no
-# more processor time.
+# Far less than the watch over the model thread allows. No sequence has a step before its grammar
+# is compiled, and keeps it: only where a lexer is worn does a step wait for another.
 MAX_WAIT_S: Final = 2.0
 # Of a row's lexer in one step: others may have worn the one that it finds; its own is the next.
 _MAX_RENEWALS: Final = 2
@@ -93,7 +93,8 @@ class GrammarStates:
     def constrain(self, specs: Sequence[SampleSpec]) -> Constrained:
         """Give each row with a constraint the tokens that it allows.
 
-        Waits for those that are not compiled, within a bound: then the row alone is refused.
+        Waits for those that have to be compiled again, within a bound: then the row alone is
+        refused.
         """
         compiled_by_s = time.monotonic() + self._max_wait_s
         constrained = Constrained(list(specs), {})

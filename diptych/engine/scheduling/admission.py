@@ -90,10 +90,12 @@ class Admission:
         in_flight: where chunks of known tokens end whose step has not.
         Each is to ``take`` its share before the next one is asked for. Payers take turns; of one
         payer first come, first served among those that lack blocks, and those that have theirs do
-        not wait behind them. Who gives way comes behind all others.
+        not wait behind them. Who gives way comes behind all others, and nobody waits behind one
+        that is not prepared.
         """
         may_admit = True
-        for seq in self._turns.in_turn(itertools.chain(prefilling, self._queues.waiting)):
+        waiting = (seq for seq in self._queues.waiting if seq.is_prepared)
+        for seq in self._turns.in_turn(itertools.chain(prefilling, waiting)):
             if shares.is_spent:
                 return
             if seq.state is SequenceState.RUNNING:

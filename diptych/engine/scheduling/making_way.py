@@ -111,7 +111,8 @@ class MakingWay:
         self._set_aside = []
 
     def _first_served(self) -> list[Sequence]:
-        return [seq for seq in self._queues.waiting if not seq.gives_way]
+        waiting = self._queues.waiting
+        return [seq for seq in waiting if seq.is_prepared and not seq.gives_way]
 
     def _num_over(self, waiting: list[Sequence]) -> int:
         """How many places they lack."""

@@ -77,6 +77,7 @@ class Queues:
         """RUNNING -> LEASED."""
         self._remove(seq)
         _move(seq, SequenceState.LEASED)
+        seq.preparation = None  # nothing more is drawn
         self.held[seq] = None
 
     def finish(self, seq: Sequence) -> None:

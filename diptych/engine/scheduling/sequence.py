@@ -10,8 +10,9 @@ import enum
 import math
 import time
 from array import array
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diptych.engine.scheduling.report import Report
 from diptych.sampling_params import SamplingParams
@@ -80,6 +81,8 @@ class Sequence:
     # Of one that yields: since when steps pass it by, and whether it does so no longer.
     passed_since_s: float | None = None
     has_aged: bool = False
+    # It gets no step before this is done, see is_prepared; kept as long as steps may need it.
+    preparation: Future[Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +101,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether each step computes one token of it: none before that one is without KV."""
         return self.num_pending_tokens == 1
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a token of it can be drawn: what its sampling parameters need is there."""
+        return self.preparation is None or self.preparation.done()
 
     @property
     def gives_way(self) -> bool:

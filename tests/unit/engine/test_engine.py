@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
@@ -65,11 +66,14 @@ class Rig(EngineRig):
         *,
         tpot_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prepare: Callable[[SamplingParams], Future[None] | None] = lambda params: None,
     ) -> None:
         self.runner = GatedRunner()
         self.runner.gate.set()
         super().__init__(
-            lambda scheduler: StepEngine(scheduler, self.runner, tpot_s=tpot_s, clock=clock)
+            lambda scheduler: StepEngine(
+                scheduler, self.runner, tpot_s=tpot_s, clock=clock, prepare=prepare
+            )
         )
         if on_step is not None:
             self.engine.subscribe(on_step)
@@ -142,6 +146,48 @@ async def test_who_waits_for_blocks_runs_once_it_may_share_those_of_a_pull() -> 
         async with asyncio.timeout(5.0):
             await rig.until_finished(waiting)
         rig.engine.release(pulling)
+
+
+async def test_who_is_not_prepared_waits_beside_the_steps_of_others() -> None:
+    """Those that need four tokens do."""
+    preparing = Future[None]()
+    rig = Rig(prepare=lambda params: preparing if params.max_tokens == 4 else None)
+    held, released = (rig.start(5, max_tokens=4, token_id=token_id) for token_id in (1, 2))
+    prompt = Sequence(
+        key=SequenceKey("router", 1),
+        token_ids=[4] * 5,
+        num_prompt_tokens=5,
+        sampling=SamplingParams(max_tokens=4),
+        prefill_only=True,
+    )
+    rig.engine.add_prefill(prompt)
+    async with rig.running():
+        async with asyncio.timeout(5.0):
+            await rig.until_finished(rig.start(6, max_tokens=3, token_id=3))
+        await asyncio.sleep(0)
+        assert rig.engine.num_steps == 3, "of this one, which came last, alone"
+        assert not rig.engine.step_due
+        num_held = rig.engine.load().blocks
+        rig.engine.release(released)
+        assert rig.engine.load().blocks != num_held, "it holds nothing"
+        await asyncio.get_running_loop().run_in_executor(None, preparing.set_result, None)
+        async with asyncio.timeout(5.0):
+            await rig.until_finished(held)
+        assert [seq.num_output_tokens for seq in (held, released, prompt)] == [4, 0, 1]
+        assert prompt.preparation is None, "one that is leased has no steps"
+        rig.engine.release(prompt)
+    assert rig.engine.load().num_preemptions == 0
+
+
+async def test_what_is_prepared_after_the_run_wakes_nobody() -> None:
+    preparing = Future[None]()
+    rig = Rig(prepare=lambda params: preparing)
+    seq = rig.start(5, max_tokens=2)
+    async with rig.running():
+        await asyncio.sleep(0)
+    rig.engine.release(seq)
+    preparing.set_result(None)
+    assert rig.engine.num_steps == 0
 
 
 async def test_where_others_came_prompts_that_yield_get_short_steps() -> None:

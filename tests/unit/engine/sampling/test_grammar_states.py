@@ -19,7 +19,13 @@ from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, InvalidRequestError, StepFailedError
 from diptych.sampling_params import SamplingParams
-from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars
+from diptych.text.grammars import (
+    MAX_REMEMBERED,
+    REPLAY_S,
+    REPLAYED_AT_ONCE,
+    Compiled,
+    Grammars,
+)
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
 from diptych.text.tokenizer import Tokenizer
@@ -275,6 +281,21 @@ def test_rows_whose_grammars_are_not_compiled_in_time_end_alone(
     assert found.specs[2].allowed is not None
     slow.set_result(compile_one('start: "slow"').result())
     assert not states.constrain(asked).refused, "once it is compiled"
+
+
+def test_no_step_compiles_what_a_sequence_keeps(grammars: Grammars) -> None:
+    """However many others were asked for meanwhile."""
+    states, kept = GrammarStates(grammars), grammars.compile('start: "a"')
+    first = kept.result()
+    for number in range(2 * MAX_REMEMBERED):
+        grammars.compile(f'start: "b{number}"').result()
+    assert grammars.is_remembered('start: "a"', first)
+    num_compiled = grammars.num_compiled
+    assert allowed(states, spec('start: "a"', []))
+    assert grammars.num_compiled == num_compiled
+    assert grammars.compile('start: "a"') is kept
+    grammars.forget('start: "a"', first)
+    assert not grammars.is_remembered('start: "a"', first), "it was worn"
 
 
 def test_a_grammar_that_took_too_long_once_is_followed_again_later(grammars: Grammars) -> None:

@@ -1,6 +1,7 @@
 """Who yields waits while others have tokens to compute, and leaves for them, but not for ever."""
 
 import math
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -191,6 +192,18 @@ def test_a_place_in_the_batch_is_left_with_all_blocks_kept() -> None:
     scheduler.release(other)
     assert sequences_of(step(scheduler)[1]) == [first, last]
     assert last.token_ids[4:] == [7] * last.num_output_tokens
+
+
+def test_nobody_leaves_a_place_for_one_that_is_not_prepared() -> None:
+    scheduler = make_scheduler(32, max_num_seqs=2)
+    rows = [decoding(scheduler, each, yields=True) for each in (1, 2)]
+    other = reserved(4)
+    other.preparation = preparing = Future[None]()
+    start_local(scheduler, other)
+    assert sequences_of(step(scheduler)[1]) == rows
+    assert scheduler.num_set_aside == 0
+    preparing.set_result(None)
+    assert sequences_of(step(scheduler)[1]) == [rows[0], other]
 
 
 def test_nobody_leaves_a_place_for_one_that_gives_way_too() -> None:

@@ -39,6 +39,7 @@ _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 # Of pydantic's: a list whose parts look like numbers to Python, and are none in JSON.
 _LIST_FLAG = re.compile(r'error parsing value for field "(\w+)" from source "CliSettingsSource"')
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
+_NO_VALUE = "\0"  # what pydantic takes for null, of a flag: no text that anybody can give
 
 AS_IT_IS: Final = object()
 """Marks a list of texts, in its annotation: each flag is one of them, to its last space."""
@@ -132,6 +133,7 @@ def _loader(
             cli_prog_name=prog,
             cli_kebab_case=True,
             cli_avoid_json=True,
+            cli_parse_none_str=_NO_VALUE,
             cli_hide_none_type=True,
             cli_implicit_flags=True,
             cli_exit_on_error=False,
@@ -185,7 +187,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if (action.metavar or "")[:5] == "tuple":
             text = re.sub(r"(?<=default: )\((.*)\)(?=\)$)", _comma_separated, text)
         repeat = " Repeatable." if (action.metavar or "")[:5] == "list[" else ""
-        return re.sub(r" \(default: (None||\[\])\)$", repeat, text)
+        return re.sub(rf" \(default: (None|{_NO_VALUE}||\[\])\)$", repeat, text)
 
 
 def _usage_of(positional: argparse.Action) -> str:

@@ -52,7 +52,7 @@ def read_options(config: BaseModel) -> SamplingOptions:
 
 
 def _read_constraint(config: BaseModel) -> Constraint | None:
-    given = [name for name in _CONSTRAINTS if getattr(config, name)]
+    given = [name for name in _CONSTRAINTS if getattr(config, name) not in (None, [])]
     if len(given) > 1:
         raise InvalidRequestError(f"cannot go with {given[0]}", field=given[1])
     if not given:

@@ -216,6 +216,13 @@ def test_help_shows_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> No
     assert "--pool SIZE Memory. (default: 1.0GiB)" in text
     assert "--transports {nixl,inline} Transports. (default: nixl,inline)" in text
     assert "None" not in text
+    assert "\0" not in text
+
+
+def test_a_number_is_unset_by_no_word() -> None:
+    for word in ("None", "null"):
+        with pytest.raises(ConfigurationError, match="--metrics-port: .*valid integer"):
+            load("--metrics-port", word)
 
 
 def test_what_kubernetes_says_of_a_service_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

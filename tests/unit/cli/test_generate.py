@@ -68,6 +68,23 @@ def test_texts_are_as_they_are_given() -> None:
     assert request("--seed", "3", "--", "--stop").chat.messages[0].content[0].text == "--stop"
 
 
+@pytest.mark.parametrize("word", ["None", "null", "true", "1e5", "{}", ""])
+def test_a_word_that_means_something_elsewhere_is_a_text(word: str) -> None:
+    said = request(word, "--system", word).chat.messages
+    assert [turn.content[0].text for turn in said] == [word, word]
+    assert request(f"--prompt={word}").text == word
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "grammar"])
+def test_an_empty_constraint_is_refused(name: str) -> None:
+    """As a shell has it of a file that is missing."""
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(InvalidRequestError, match="empty") as caught:
+        request("Hello", f"{flag}=")
+    assert caught.value.field == f"sampling.constraint.{name}"
+    assert getattr(request("Hello", flag, "None").sampling.constraint, name) == "None"
+
+
 def test_a_service_level_goes_with_the_request() -> None:
     level = ("--priority", "batch", "--ttft-ms", "500", "--tpot-ms", "40.5")
     for args in (("Hello", *level), ("--prompt", "Hello", *level)):

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 
 from diptych import settings
 from diptych.cli.chat_commands import EXITS, MANY_LINES, obey
-from diptych.cli.connection import Connection
+from diptych.cli.connection import Connection, say_retry
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import show_answer, write_text, write_thought
@@ -198,7 +198,7 @@ class _Chat:
 
 async def _open(config: _ChatConfig) -> DiptychClient:
     """Raises DiptychError: nobody is there, or nobody who can chat."""
-    client = config.client()
+    client = config.client(say_retry)
     try:
         model = await config.find_model(client)
         if not model.has_chat_template:

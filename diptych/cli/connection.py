@@ -1,5 +1,6 @@
 """Where a command's routers are, and how it is let in."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych.address import check_address
 from diptych.client import DEFAULT_RETRIES, DiptychClient
-from diptych.errors import ConfigurationError, ModelNotFoundError
+from diptych.client.client import OnRetry
+from diptych.errors import ConfigurationError, DiptychError, ModelNotFoundError
 from diptych.v1 import inference_pb2
 
 
@@ -26,6 +28,13 @@ def read_key(path: Path | None) -> str:
     if not (key and key.isascii() and key.isprintable()):
         raise ConfigurationError(f"--api-key-file: {path}: expected one key, a line of ASCII")
     return key
+
+
+def say_retry(error: DiptychError, pause_s: float) -> None:
+    """Why there is no answer yet, and when it is asked again, in a line on standard error."""
+    why = f"{error.reason}: {' '.join(error.message.split())}"
+    line = f"diptych: {why}; asking again in {pause_s:.1f} s"
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _check_addresses(text: str) -> str:
@@ -62,14 +71,15 @@ class RouterConnection(BaseModel):
         "another, as through a forwarded port. Unset: the host of --address.",
     )
 
-    def client(self) -> DiptychClient:
-        """Raises ConfigurationError: a file cannot be read."""
+    def client(self, on_retry: OnRetry | None = None) -> DiptychClient:
+        """``on_retry`` as DiptychClient's. Raises ConfigurationError: a file cannot be read."""
         return DiptychClient(
             self.address,
             api_key=read_key(self.api_key_file),
             tls=self.ca or self.tls,
             server_name=self.server_name,
             retries=self.retries,
+            on_retry=on_retry,
         )
 
 

@@ -11,7 +11,7 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
-from diptych.cli.connection import Connection
+from diptych.cli.connection import Connection, say_retry
 from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import Metadata, Write, show_answer, write_text
@@ -156,7 +156,7 @@ async def stream(
 
 
 async def _generate(config: _GenerateConfig, trace: ExpectedTrace | None) -> Chunk:
-    async with config.client() as client:
+    async with config.client(say_retry) as client:
         metadata: Metadata = ()
         if trace is not None:
             await trace.begin()

@@ -18,7 +18,7 @@ from diptych.simulation.plot import line_chart
 from diptych.simulation.report import Case, Measured, document, series, table
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Setup, Simulation
-from diptych.simulation.workload import Shape, read_trace
+from diptych.simulation.workload import Shape, mean_gap_s, read_trace
 from diptych.step_model import StepModel
 from router.placement.types import Objectives
 
@@ -32,7 +32,7 @@ def run(args: list[str]) -> int:
         SimulationConfig, args, prog="diptych simulate", env_prefix="DIPTYCH_SIMULATE_"
     )
     model = config.step_model()
-    measured = _measure(config, model, read_trace(config.trace))
+    measured = _measure(config, model, _read(config))
     print(table(measured))  # noqa: T201
     print(f"steps of {config.steps or DEMO_NAME}")  # noqa: T201
     if config.json_ is not None:
@@ -45,6 +45,14 @@ def run(args: list[str]) -> int:
     if config.save_steps is not None:
         _write("--save-steps", config.save_steps, text(model))
     return 0
+
+
+def _read(config: SimulationConfig) -> Sequence[Shape]:
+    """The trace. Raises ConfigurationError."""
+    shapes = read_trace(config.trace)
+    if not (config.rate or mean_gap_s(shapes)):
+        raise ConfigurationError("--trace: all of it comes at one moment; --rate says how often")
+    return shapes
 
 
 def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Measured:

@@ -27,6 +27,7 @@ _SHORT_TIMEOUT_S = 10.0
 
 _Response = TypeVar("_Response", bound=Message)
 _Call: TypeAlias = Callable[[Router, float | None], Awaitable[_Response]]
+OnRetry: TypeAlias = Callable[[DiptychError, float], None]
 
 
 class DiptychClient:
@@ -44,6 +45,7 @@ class DiptychClient:
         tls: bool | Path = False,
         server_name: str = "",
         retries: int = DEFAULT_RETRIES,
+        on_retry: OnRetry | None = None,
     ) -> None:
         """``address`` is host:port, or several with commas. Connects when first used.
 
@@ -51,10 +53,12 @@ class DiptychClient:
         ``api_key`` is for routers that ask for one. ``tls`` is for those that speak TLS: True
         believes the system's authorities, a path those in that PEM file, which is read now;
         their certificate has to be of ``server_name``, unset: of the address's host.
+        ``on_retry`` is told of what failed, and in how many seconds it is asked again.
         Raises ConfigurationError: it cannot be, or the key is none.
         """
         self._metadata = metadata_of(api_key)
         self._retries = retries
+        self._on_retry = on_retry
         self._routers = Routers(address, lock_of(tls, server_name))
 
     async def __aenter__(self) -> Self:
@@ -234,4 +238,6 @@ class DiptychClient:
         if pause_s is None:
             raise failure
         self._routers.leave(failed)
+        if self._on_retry is not None:
+            self._on_retry(failure, pause_s)
         await asyncio.sleep(pause_s)

@@ -76,7 +76,7 @@ class SimulationConfig(BaseModel):
     rate: list[Annotated[float, Field(gt=0)]] = Field(
         [],
         description="Poisson arrivals of the trace's lengths, requests per second; each is run. "
-        "Unset: the trace's own times.",
+        "Unset: the trace's own times, from its beginning again when it is over.",
     )
     speed: float = Field(1.0, gt=0, description="The trace's own times pass so much faster.")
     duration_s: float = Field(60.0, gt=0, description="Requests arrive for so long, s.")

@@ -196,16 +196,24 @@ def _wrong(name: str, expected: str, value: object) -> ValueError:
 def replayed(shapes: Sequence[Shape], speed: float, duration_s: float) -> Iterator[Shape]:
     """At the trace's own times, so much faster, from its beginning again when it is over.
 
-    Another round has prefixes of its own.
+    Another round begins the trace's mean gap after the last request of the one before, and has
+    prefixes of its own. What has no gap comes once.
     """
-    length_s = max(shape.at_s for shape in shapes) / speed + 1e-3
+    ordered = sorted(shapes, key=lambda each: each.at_s)
+    round_s = (ordered[-1].at_s - ordered[0].at_s + mean_gap_s(shapes)) / speed
     ids = 1 + max((max(shape.prefix, default=0) for shape in shapes), default=0)
-    for turn in range(math.ceil(duration_s / length_s)):
-        for shape in sorted(shapes, key=lambda each: each.at_s):
-            at_s = turn * length_s + shape.at_s / speed
+    for turn in range(math.ceil(duration_s / round_s) if round_s else 1):
+        for shape in ordered:
+            at_s = turn * round_s + shape.at_s / speed
             if at_s >= duration_s:
                 break
             yield shape._replace(at_s=at_s, prefix=tuple(turn * ids + p for p in shape.prefix))
+
+
+def mean_gap_s(shapes: Sequence[Shape]) -> float:
+    """Between requests of a trace; 0: they all come at one moment."""
+    moments = [shape.at_s for shape in shapes]
+    return (max(moments) - min(moments)) / max(1, len(moments) - 1)
 
 
 def drawn(

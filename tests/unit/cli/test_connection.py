@@ -1,11 +1,14 @@
 """Whom commands ask is said as host:port, and no port is taken for another."""
 
+import re
+import socket
 from collections.abc import Callable
 
 import pytest
 
 from diptych.cli import chat, generate, health, top
 from diptych.cli.connection import RouterConnection
+from diptych.cli.main import main
 from diptych.errors import ConfigurationError
 
 WRONG = ["router:99999", "router:65536", "router:0", "router:-1", "router", ":50051", "unix:1", ""]
@@ -36,3 +39,17 @@ def test_what_stands_before_an_address_is_named(address: str) -> None:
     """As the client does."""
     with pytest.raises(ConfigurationError, match="nothing before it"):
         top.run(["--address", address, "--once"])
+
+
+@pytest.mark.parametrize("command", [["generate", "Hello"], ["chat"]])
+def test_each_time_that_it_is_asked_again_is_told(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # that nobody listens on
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main([*command, "--address", address, "--retries", "2"]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line]
+    again = r"diptych: UNAVAILABLE: .*refused.*; asking again in 0\.[12] s"
+    assert [bool(re.fullmatch(again, line)) for line in said] == [True, True, False]
+    assert said[-1].startswith(f"diptych {command[0]}: UNAVAILABLE: ")

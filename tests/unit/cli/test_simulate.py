@@ -125,6 +125,17 @@ def test_what_is_wrong_is_named(
     assert names in said.splitlines()[-1]
 
 
+def test_a_trace_of_one_moment_wants_a_rate(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace.write_text("\n".join(trace.read_text().splitlines()[:2]))
+    flags = ("--workers", "decode=1", "--duration-s", "2")
+    assert simulate(trace, *flags) == EXIT_CONFIGURATION
+    said = "diptych simulate: --trace: all of it comes at one moment; --rate says how often\n"
+    assert capsys.readouterr().err == said
+    assert simulate(trace, *flags, "--rate", "2") == 0
+
+
 def steps_of_rows(more_row_s: object) -> str:
     known = {"fixed_s": 1, "num_steps": 99}
     decode = {**known, "more_row_s": more_row_s}

@@ -153,9 +153,22 @@ def test_equal_blocks_are_equal_tokens_and_nothing_else_is() -> None:
 
 def test_a_trace_is_replayed_faster_and_from_its_beginning() -> None:
     shapes = [Shape(0.0, 1, 2, (0,)), Shape(4.0, 1, 2, (5,))]
-    again = list(replayed(shapes, speed=2.0, duration_s=3.0))
-    assert [round(shape.at_s, 2) for shape in again] == [0.0, 2.0, 2.0]
+    again = list(replayed(shapes, speed=2.0, duration_s=5.0))
+    assert [shape.at_s for shape in again] == [0.0, 2.0, 4.0]
     assert [shape.prefix for shape in again] == [(0,), (5,), (6,)], "nothing of the first round"
+
+
+@pytest.mark.parametrize("num_requests", [2, 3, 60])
+@pytest.mark.parametrize("first_s", [0.0, 5.0])
+def test_a_trace_that_is_replayed_keeps_its_pace(num_requests: int, first_s: float) -> None:
+    shapes = [Shape(first_s + 0.5 * index, 1, 2) for index in range(num_requests)]
+    moments = [shape.at_s for shape in replayed(shapes, speed=1.0, duration_s=60.0)]
+    assert moments == [first_s + 0.5 * index for index in range(round((60 - first_s) / 0.5))]
+
+
+def test_what_comes_at_one_moment_comes_once() -> None:
+    shapes = [Shape(0.0, 1, 2), Shape(0.0, 3, 4)]
+    assert list(replayed(shapes, speed=1.0, duration_s=60.0)) == shapes
 
 
 def test_arrivals_are_poisson_and_come_in_bursts() -> None:

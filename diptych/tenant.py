@@ -72,7 +72,7 @@ def _over(said: Iterable[T | None], others: Iterable[T | None]) -> Iterator[T | 
 
 def _read_limit(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_LIMIT:
-        raise ValueError(f"{name}: expected a whole number above 0")
+        raise ValueError(f"{name}: expected a whole number above 0, {MAX_LIMIT} at most")
     return value
 
 

@@ -147,6 +147,10 @@ def _load(config: type[C], name: str, args: list[str]) -> C:
 
 
 def _submit(config: SubmitConfig) -> int:
+    if config.file.exists() and not config.file.is_file():  # its size is told before it is sent
+        raise ConfigurationError(
+            f"--file: {config.file}: expected a regular file, such as no pipe is"
+        )
     with config.client() as client:
         try:
             state = client.submit(config.file, config.endpoint, config.completion_window)
@@ -167,6 +171,8 @@ def _results(config: ResultsConfig) -> int:
         state = client.state(config.batch)
         if state.status not in ENDED:
             raise BatchError(f"{config.batch} is {state.status}: it has no results yet")
+        if state.status == "failed":
+            return _told(state)
         file_id = state.error_file_id if config.errors else state.output_file_id
         if file_id is not None:
             return _written(client.content(file_id))

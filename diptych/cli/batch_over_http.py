@@ -1,11 +1,12 @@
 """Speaks with a batch server over HTTP, for the commands of ``diptych batch``."""
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import httpx
 
@@ -14,6 +15,9 @@ from diptych.client.batches import BatchState
 from diptych.errors import ConfigurationError
 
 _TIMEOUT_S: Final = 60.0
+
+T = TypeVar("T")
+Told: TypeAlias = Mapping[str, object]
 
 
 class _RefusedError(BatchError):
@@ -71,41 +75,41 @@ class HttpBatchClient:
         """
         with path.open("rb") as file:
             parts = {"file": (path.name, file)}
-            uploaded = self._ask("POST", "/v1/files", files=parts, data={"purpose": "batch"})
+            data = {"purpose": "batch"}
+            file_id = self._ask("POST", "/v1/files", _id_of, files=parts, data=data)
         body = {
-            "input_file_id": uploaded["id"],
+            "input_file_id": file_id,
             "endpoint": endpoint,
             "completion_window": completion_window,
         }
         try:
-            return _state_of(self._ask("POST", "/v1/batches", json=body))
+            return self._ask("POST", "/v1/batches", _state_of, json=body)
         except _RefusedError:  # after anything else it may be there
             with suppress(BatchError):
-                self._ask("DELETE", f"/v1/files/{uploaded['id']}")
+                self._ask("DELETE", f"/v1/files/{_quoted(file_id)}", _id_of)
             raise
 
     def state(self, batch_id: str) -> BatchState:
         """How far it is. Raises BatchError."""
-        return _state_of(self._ask("GET", f"/v1/batches/{batch_id}"))
+        return self._ask("GET", f"/v1/batches/{_quoted(batch_id)}", _state_of)
 
     def cancel(self, batch_id: str) -> BatchState:
         """Send no more of it. Raises BatchError."""
-        return _state_of(self._ask("POST", f"/v1/batches/{batch_id}/cancel"))
+        return self._ask("POST", f"/v1/batches/{_quoted(batch_id)}/cancel", _state_of)
 
     def content(self, file_id: str) -> Iterator[bytes]:
         """What is in a file, piece by piece. Raises BatchError."""
+        path = f"/v1/files/{_quoted(file_id)}/content"
         with (
             self._told(),
-            self._http.stream(
-                "GET", f"/v1/files/{file_id}/content", extensions=self._extensions
-            ) as response,
+            self._http.stream("GET", path, extensions=self._extensions) as response,
         ):
             if response.status_code != 200:
                 response.read()
                 raise BatchError(_reason(response))
             yield from response.iter_bytes()
 
-    def _ask(self, method: str, path: str, **sent: object) -> Mapping[str, object]:
+    def _ask(self, method: str, path: str, read: Callable[[Told], T], **sent: object) -> T:
         with self._told():
             response = self._http.request(
                 method,
@@ -116,10 +120,9 @@ class HttpBatchClient:
             if response.status_code != 200:
                 raise _error_of(response.status_code)(_reason(response))
             try:
-                content: Mapping[str, object] = response.json()
-            except ValueError:
+                return read(response.json())
+            except (ValueError, KeyError, TypeError):
                 raise BatchError(f"{self._url}: what answers there is no batch server") from None
-            return content
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -148,9 +151,19 @@ def _reason(response: httpx.Response) -> str:
         return f"the server answered {response.status_code}"
 
 
-def _state_of(told: Mapping[str, object]) -> BatchState:
+def _quoted(name: str) -> str:
+    """An id as one part of a path, whatever is in it."""
+    return quote(name, safe="")
+
+
+def _id_of(told: Told) -> str:
+    return str(told["id"])
+
+
+def _state_of(told: Told) -> BatchState:
     counts, errors = told["request_counts"], told["errors"]
-    assert isinstance(counts, dict)
+    if not isinstance(counts, dict):
+        raise TypeError("request_counts: expected an object")
     wrong = errors["data"] if isinstance(errors, dict) else []
     output, failed = told["output_file_id"], told["error_file_id"]
     return BatchState(

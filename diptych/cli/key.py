@@ -9,7 +9,9 @@ from pydantic_settings import CliPositionalArg
 from diptych import settings
 from diptych.api_keys import check_tenant, digest, make_key
 from diptych.request_class import RequestClass
-from diptych.tenant import Classes, Limits
+from diptych.tenant import MAX_LIMIT, Classes, Limits
+
+_Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None
 
 
 class KeyConfig(BaseModel):
@@ -23,10 +25,10 @@ class KeyConfig(BaseModel):
     tenant: CliPositionalArg[Annotated[str, AfterValidator(check_tenant)]] = Field(
         description="Whose requests those with the key are."
     )
-    requests_per_minute: int | None = Field(None, ge=1, description="The tenant's quota of them.")
-    tokens_per_minute: int | None = Field(None, ge=1, description="The tenant's quota of them.")
-    max_concurrent: int | None = Field(
-        None, ge=1, description="Requests that the tenant may have open at a time."
+    requests_per_minute: _Limit = Field(None, description="The tenant's quota of them.")
+    tokens_per_minute: _Limit = Field(None, description="The tenant's quota of them.")
+    max_concurrent: _Limit = Field(
+        None, description="Requests that the tenant may have open at a time."
     )
     default_class: RequestClass | None = Field(
         None, description="How urgent the tenant's requests are that do not say it."

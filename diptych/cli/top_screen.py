@@ -83,7 +83,8 @@ def _pool(
             cells += [Text(f"{getattr(worker.blocks, owner):,}") for owner in OWNERS]
         places = f"/{worker.max_num_seqs}" if worker.max_num_seqs else ""
         cells += [Text(f"{worker.num_running}{places}"), Text(f"{worker.num_waiting}")]
-        cells += [Text(f"{worker.num_pending_prefill_tokens:,}"), Text(_speed(worker))]
+        speed = _decode_speed(worker) if name == "decode" else _prefill_speed(worker)
+        cells += [Text(f"{worker.num_pending_prefill_tokens:,}"), Text(speed)]
         table.add_row(*cells)
     if num_more:
         table.add_row(f"and {num_more} more")
@@ -164,9 +165,11 @@ def _coloured(state: str) -> Text:
     return Text(printable(state), style=_STATE_COLOURS.get(state, ""))
 
 
-def _speed(worker: inference_pb2.WorkerView) -> str:
-    if worker.prefill_tokens_per_s:
-        return f"{worker.prefill_tokens_per_s:,.0f} tokens/s"
+def _prefill_speed(worker: inference_pb2.WorkerView) -> str:
+    return f"{worker.prefill_tokens_per_s:,.0f} tokens/s" if worker.prefill_tokens_per_s else ""
+
+
+def _decode_speed(worker: inference_pb2.WorkerView) -> str:
     return f"{1e3 * worker.decode_step_s:.1f} ms a step" if worker.decode_step_s else ""
 
 

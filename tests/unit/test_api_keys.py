@@ -8,7 +8,7 @@ from diptych.api_keys import check_tenant, digest, make_key, read_keys
 from diptych.cli.key import run
 from diptych.errors import ConfigurationError
 from diptych.request_class import RequestClass
-from diptych.tenant import Classes, Limits, Tenant
+from diptych.tenant import MAX_LIMIT, Classes, Limits, Tenant
 
 KEY = "dk-" + "a" * 43
 
@@ -76,6 +76,19 @@ def test_the_command_writes_limits_down(capsys: pytest.CaptureFixture[str]) -> N
         run(["alice", "--max-concurrent", "0"])
 
 
+@pytest.mark.parametrize("name", Limits._fields)
+def test_the_command_writes_no_limit_that_a_router_refuses(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigurationError, match=rf"^{flag}: .* {MAX_LIMIT} "):
+        run(["alice", flag, str(MAX_LIMIT + 1)])
+    assert capsys.readouterr() == ("", "")
+    assert run(["alice", flag, str(MAX_LIMIT)]) == 0
+    (tenant,) = read_keys(capsys.readouterr().out).values()
+    assert getattr(tenant.limits, name) == MAX_LIMIT
+
+
 def test_the_command_writes_classes_down(capsys: pytest.CaptureFixture[str]) -> None:
     classes = ["--default-class", "batch", "--highest-class", "standard"]
     assert run(["alice", "--max-concurrent", "4", *classes]) == 0
@@ -99,6 +112,7 @@ def test_limits_are_a_tenants_whichever_key_it_sends() -> None:
     [
         ("max_concurrent=0", "max_concurrent: expected a whole number above 0"),
         ("max_concurrent=9999999999999", "max_concurrent: expected a whole number above 0"),
+        ("max_concurrent=1000000000001", "max_concurrent: .* above 0, 1000000000000 at most"),
         ("max_concurrent=-1", "expected a tenant and the SHA-256"),
         ("max_concurrent=x", "expected a tenant and the SHA-256"),
         ("secret_word=1", "expected limits by their names: requests_per_minute, tokens_per_minute"),

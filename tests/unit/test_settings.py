@@ -221,7 +221,7 @@ def test_help_shows_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_number_is_unset_by_no_word() -> None:
     for word in ("None", "null"):
-        with pytest.raises(ConfigurationError, match="--metrics-port: .*valid integer"):
+        with pytest.raises(ConfigurationError, match=r"--metrics-port: .*valid integer"):
             load("--metrics-port", word)
 
 

@@ -61,6 +61,19 @@ def test_a_file_is_uploaded_and_its_batch_made(
     assert capsys.readouterr().out == "b\n"
 
 
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_what_is_no_regular_file_is_one_line(tmp_path: Path, scheme: str) -> None:
+    """As ``<(generate)`` is none: how large it is has to be known first."""
+    reader, writer = os.pipe()
+    try:
+        for path in (f"/dev/fd/{reader}", str(tmp_path)):
+            with pytest.raises(ConfigurationError, match=r"--file: .*expected a regular file"):
+                batch.run(["submit", path, "--url", f"{scheme}://127.0.0.1:1"])
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_it_waits_until_the_batch_has_ended() -> None:
     states = iter([told("in_progress", 1), told("in_progress", 2), told("completed", 3, 1)])
     pauses: list[float] = []
@@ -114,6 +127,17 @@ def test_results_are_written_as_they_are(
     assert written == b"/v1/files/f/content\n/v1/files/g/content\n"
 
 
+@pytest.mark.parametrize("flags", [[], ["--errors"]])
+def test_a_batch_that_failed_has_no_results_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    errors = {"data": [{"message": "line 3: no JSON"}, {"message": "line 4: no JSON"}]}
+    by(monkeypatch, lambda request: httpx.Response(200, json=told("failed", errors=errors)))
+    assert batch.run(["results", "b", *flags]) == 1
+    said = ["b failed: 0 answered, 0 failed of 4", "line 3: no JSON", "line 4: no JSON"]
+    assert capsys.readouterr().err.splitlines() == said
+
+
 def test_what_the_server_refuses_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +157,24 @@ def test_what_is_no_batch_server_is_one_line(
     assert batch.run(["status", "b"]) == 1
     said = "diptych batch: http://there: what answers there is no batch server\n"
     assert capsys.readouterr().err == said
+    others: list[object] = [{"object": "list"}, [], "welcome", told("failed", request_counts=3)]
+    by(monkeypatch, lambda request: httpx.Response(200, json=others.pop()))
+    while others:
+        assert batch.run(["status", "b"]) == 1
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", ["status", "cancel"])
+def test_an_id_is_one_part_of_a_path(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[bytes] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path)
+        return httpx.Response(200, json=told("completed"))
+
+    by(monkeypatch, server)
+    assert batch.run([command, "../files?x#y z"]) == 0
+    assert paths[0].removesuffix(b"/cancel") == b"/v1/batches/..%2Ffiles%3Fx%23y%20z"
 
 
 def test_a_server_that_is_away_is_told() -> None:

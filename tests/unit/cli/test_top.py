@@ -69,6 +69,20 @@ def test_everything_is_there() -> None:
     assert "p:1 d:1 proven nixl 2.50 7 DRAM to DRAM" in said
 
 
+def test_speed_is_that_of_what_a_pool_does() -> None:
+    """Each worker may do both: of both roles, or where short prompts stay with decode."""
+    told = report()
+    both = {"prefill_tokens_per_s": 5300.0, "decode_step_s": 0.0205}
+    told.prefill[0].MergeFrom(WorkerView(**both))
+    told.decode[0].MergeFrom(WorkerView(**both))
+    said = text_of(screen(Sample(told, 0.0), None, has_bars=True)).splitlines()
+    prefill, decode = (
+        next(line for line in said if line.startswith(each)) for each in ("p:1", "d:1")
+    )
+    assert prefill.endswith("5,300 tokens/s")
+    assert decode.endswith("20.5 ms a step")
+
+
 def test_a_worker_that_is_not_used_says_so() -> None:
     told = report()
     told.prefill[0].is_used = False

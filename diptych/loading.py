@@ -1,4 +1,4 @@
-"""How a server process begins: before anything that takes long to import.
+"""How a process of ours begins: before anything that takes long to import.
 
 All else that a role needs is imported within ``loading``.
 """
@@ -10,13 +10,19 @@ from contextlib import contextmanager
 
 
 def end_at_interrupt() -> None:
-    """Ctrl-C ends the process, without a word, until it serves and can end as it should.
+    """Ctrl-C ends the process, without a word, until it can end as it should.
 
     In the middle of an import it would be a traceback of some module. Whoever started the
     process may have told it to ignore Ctrl-C, as shells do in the background: so it stays.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def raise_at_interrupt() -> None:
+    """Ctrl-C is a KeyboardInterrupt again, if it was that before ``end_at_interrupt``."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

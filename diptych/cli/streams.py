@@ -7,11 +7,19 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from diptych.errors import ConfigurationError
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def open_what_was_closed() -> None:
+    """A standard stream that whoever started us closed (``>&-``) is an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for as long as we run
 
 
 def show_what_can_be_shown() -> None:
@@ -36,8 +44,7 @@ def writing() -> Iterator[None]:
         try:
             yield
         finally:
-            if isinstance(sys.stdout, io.TextIOBase):  # it may have been closed before we began
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -8,6 +8,7 @@ import pytest
 
 from diptych.cli.breakdown import breakdown
 from diptych.cli.cluster_child import readable
+from diptych.cli.commands import COMMANDS
 from diptych.cli.local_cluster import (
     ClusterPlan,
     LocalCluster,
@@ -15,7 +16,7 @@ from diptych.cli.local_cluster import (
     core_shares,
     run_cluster,
 )
-from diptych.cli.main import COMMANDS, main
+from diptych.cli.main import main
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, inference_pb2
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,13 @@ _PROGRAM = """
 import importlib, sys
 from types import SimpleNamespace
 
-module = importlib.import_module("diptych.cli.main")
+module = importlib.import_module("diptych.cli.commands")
 
 def run(args):
     {body}
 
 module.importlib = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
-sys.exit(module.main(["health"]))
+sys.exit(module.run(["health"]))
 """
 
 
@@ -89,6 +90,40 @@ def test_ctrl_c_ends_a_command_that_waits_for_its_input(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert main(["generate", "-"]) == 130
+
+
+@pytest.mark.parametrize("loaded", ["pydantic", "diptych.cli.sampling_flags"])
+def test_ctrl_c_while_it_loads_ends_a_command_without_a_word(loaded: str) -> None:
+    # A test run in the background may have been told to ignore SIGINT.
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from diptych.cli import main\n"
+        "sys.exit(main(['generate', '-']))\n"
+    )
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        while loaded not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode in (-signal.SIGINT, 130), "130 to a shell, both"
+    assert "Traceback" not in rest
+    assert "KeyboardInterrupt" not in rest
+
+
+@pytest.mark.parametrize("stream", ["0<&-", "1>&-", "2>&-"])
+def test_a_stream_that_is_closed_is_an_empty_one(stream: str) -> None:
+    body = "sys.stdin.read(); sys.stdout.write('x'); sys.stderr.write('y')"
+    script = f'exec "$@" {stream}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *command(body)], input=b"", capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout == (b"" if stream == "1>&-" else b"x")
+    assert done.stderr == (b"" if stream == "2>&-" else b"y")
 
 
 def test_input_that_is_no_text_is_one_line(

@@ -72,9 +72,9 @@ def test_everything_is_there() -> None:
 def test_speed_is_that_of_what_a_pool_does() -> None:
     """Each worker may do both: of both roles, or where short prompts stay with decode."""
     told = report()
-    both = {"prefill_tokens_per_s": 5300.0, "decode_step_s": 0.0205}
-    told.prefill[0].MergeFrom(WorkerView(**both))
-    told.decode[0].MergeFrom(WorkerView(**both))
+    both = WorkerView(prefill_tokens_per_s=5300.0, decode_step_s=0.0205)
+    told.prefill[0].MergeFrom(both)
+    told.decode[0].MergeFrom(both)
     said = text_of(screen(Sample(told, 0.0), None, has_bars=True)).splitlines()
     prefill, decode = (
         next(line for line in said if line.startswith(each)) for each in ("p:1", "d:1")

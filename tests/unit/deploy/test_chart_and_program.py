@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from decode_worker.config import DecodeWorkerConfig
 from diptych import __version__, settings
+from diptych.cli.commands import COMMANDS
 from diptych.cli.generate import GenerateConfig
-from diptych.cli.main import COMMANDS
 from diptych.process import ProcessConfig
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2, worker_pb2

@@ -8,8 +8,8 @@ import yaml
 
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
+from diptych.cli.commands import COMMANDS
 from diptych.cli.health import HealthConfig
-from diptych.cli.main import COMMANDS
 from diptych.process import ProcessConfig
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import RouterConfig

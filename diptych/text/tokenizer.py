@@ -90,7 +90,15 @@ class Tokenizer:
             self._control = ControlTokens(self._tokenizer, self.chat_template.source)
         self.has_inert_contents = self._control is not None
         """Whether control tokens in contents of chats are plain text."""
-        self._bos_prefix, self._drops_bos = self._bos_correction(settings.get("add_bos_token"))
+        around = self._tokenizer.encode("a", add_special_tokens=True).ids
+        self._bos_prefix, self._drops_bos = self._bos_correction(
+            settings.get("add_bos_token"), around[:1]
+        )
+        eos_token_id = self._id_of(known.get("eos_token"), None)
+        self._adds_eos = around[-1:] == [eos_token_id]  # tokenizer.json does
+        self._eos_suffix: list[int] = []
+        if settings.get("add_eos_token") and eos_token_id is not None and not self._adds_eos:
+            self._eos_suffix = [eos_token_id]  # as transformers 4; its "false" takes none away
         self._max_token_length = self._find_max_token_length()
 
     @classmethod
@@ -102,14 +110,22 @@ class Tokenizer:
         """
         return cls(folder, inert_contents=inert_contents)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of ``text``; ``add_special`` adds what the model wants around it."""
+    def encode(
+        self, text: str, *, add_special: bool = True, is_continued: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``; ``add_special`` adds what the model wants around it.
+
+        ``is_continued``: but nothing that ends a text, as other tokens come after it.
+        """
         # `encode` would hold the GIL all the while, and an event loop beside it stand still.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         ids: list[int] = encoding.ids
         if not add_special:
             return ids
-        return ids[1:] if self._drops_bos else self._bos_prefix + ids
+        ids = ids[1:] if self._drops_bos else self._bos_prefix + ids
+        if is_continued:
+            return ids[:-1] if self._adds_eos else ids
+        return ids + self._eos_suffix
 
     def encode_chat(self, prompt: MarkedText) -> list[int]:
         """Token ids of what ``render_chat`` made."""
@@ -172,15 +188,16 @@ class Tokenizer:
         found = None if text is None else self._tokenizer.token_to_id(text)
         return default if found is None else int(found)
 
-    def _bos_correction(self, wanted: bool | None) -> tuple[list[int], bool]:
+    def _bos_correction(self, wanted: bool | None, first: list[int]) -> tuple[list[int], bool]:
         """tokenizer_config.json overrules what tokenizer.json adds before a text.
 
-        Returns what to put before, and whether to take the first token away.
+        Returns what to put before, and whether to take the first token away. ``first`` is that
+        of a text.
         """
         if wanted is None or self.bos_token_id is None:
             return [], False
         bos = [self.bos_token_id]
-        added = self._tokenizer.encode("", add_special_tokens=True).ids[:1] == bos
+        added = first == bos
         return ([] if added or not wanted else bos), (added and not wanted)
 
     def _find_max_token_length(self) -> int | None:

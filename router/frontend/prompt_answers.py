@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from diptych.errors import DeadlineExceededError, InvalidRequestError
@@ -117,7 +117,7 @@ class PromptAnswers:
         """How likely each continuation is. Raises DiptychError."""
         request = call.work
         await self._admission.admit_prompts("Score", call.errand.deadline_s)
-        before = [] if request.prompt is None else await self._read(call, request.prompt, "")
+        before = await self._read_before(call, request.prompt)
         read: list[array[int]] = []
         num_scored = 0
         for index, each in enumerate(request.continuations):
@@ -217,6 +217,16 @@ class PromptAnswers:
             with self._admission.hold(work.num_bytes):
                 logs.mark(observer.request_id, trace_id(observer.context))
                 yield calls[0]
+
+    async def _read_before(
+        self, call: PromptCall[ScoreRequest], prompt: Prompt | None
+    ) -> list[int]:
+        """What continuations come after."""
+        if prompt is None:
+            return []
+        if isinstance(prompt, TextPrompt):
+            prompt = replace(prompt, is_continued=True)
+        return await self._read(call, prompt, "")
 
     async def _read_input(
         self, call: PromptCall[Work], each: Input, field: str, before: Sequence[int] = ()

@@ -100,8 +100,13 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
     match request.prompt:
         case TokenPrompt(token_ids):
             return EncodedPrompt(list(token_ids))
-        case TextPrompt(text, is_continuation):
-            encode = partial(tokenizer.encode, text, add_special=not is_continuation)
+        case TextPrompt(text, is_continuation, is_continued):
+            encode = partial(
+                tokenizer.encode,
+                text,
+                add_special=not is_continuation,
+                is_continued=is_continued,
+            )
         case ChatPrompt(messages, arguments):
             tools = request.prompt.offered_tools
             if tokenizer.has_inert_contents:  # to look through them takes long, too

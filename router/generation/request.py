@@ -18,6 +18,8 @@ class TextPrompt:
     text: str
     is_continuation: bool = False
     """Other tokens come before it: no special ones are added."""
+    is_continued: bool = False
+    """Other tokens come after it: none is added that ends a text."""
 
 
 class ToolChoice(enum.IntEnum):

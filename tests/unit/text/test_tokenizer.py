@@ -79,6 +79,38 @@ def test_add_bos_token_overrules(tmp_path: Path, in_template: bool, wanted: bool
     assert tokenizer.encode("<s>", add_special=False) == [0]
 
 
+@pytest.mark.parametrize("in_template", [False, True])
+@pytest.mark.parametrize("wanted", [None, False, True])
+def test_add_eos_token_adds(tmp_path: Path, in_template: bool, wanted: bool | None) -> None:
+    raw = byte_level_tokenizer()
+    around = "<s> $A </s>" if in_template else "<s> $A"
+    raw.post_processor = processors.TemplateProcessing(around, None, [("<s>", 0), ("</s>", 1)])
+    settings = {} if wanted is None else {"add_eos_token": wanted}
+    tokenizer = write_folder(tmp_path, raw, **settings)
+    plain = tokenizer.encode("Hello", add_special=False)
+    ends = [1] if in_template or wanted else []
+    assert tokenizer.encode("Hello") == [0, *plain, *ends]
+    assert tokenizer.encode("Hello", is_continued=True) == [0, *plain]
+    assert 1 not in plain
+    chat = tokenizer.encode_chat(MarkedText("Hello"))
+    assert chat == plain
+
+
+def test_no_end_is_added_where_none_is_named(tmp_path: Path) -> None:
+    settings = {"add_eos_token": True, "eos_token": None}
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), **settings)
+    assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_special=False)
+
+
+def test_one_token_may_begin_and_end_texts(tmp_path: Path) -> None:
+    raw = byte_level_tokenizer()
+    raw.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    settings = {"bos_token": "</s>", "add_bos_token": True, "add_eos_token": True}
+    tokenizer = write_folder(tmp_path, raw, **settings)
+    plain = tokenizer.encode("Hello", add_special=False)
+    assert tokenizer.encode("Hello") == [1, *plain, 1]
+
+
 def test_chat_prompts_are_the_templates_text(byte_level: Tokenizer) -> None:
     messages = [Message("user", "Hello")]
     text = "<s>user: Hello</s>\n<s>assistant: "

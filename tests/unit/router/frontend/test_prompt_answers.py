@@ -155,6 +155,17 @@ async def test_of_each_continuation_its_own_tokens_are_told() -> None:
     assert not rig.admission.read[-1].is_continuation
 
 
+async def test_no_end_is_added_between_a_prompt_and_what_continues_it() -> None:
+    rig = Rig()
+    await rig.score(score("ab", "c"))
+    prompt, continuation = rig.admission.read
+    assert prompt.is_continued
+    assert continuation.is_continuation
+    await rig.score(score(None, "cd"))
+    await rig.embed(embed("a"))
+    assert not any(each.is_continued for each in rig.admission.read[2:]), "they are whole texts"
+
+
 async def test_continuations_share_the_prompt_that_is_before_them() -> None:
     rig = Rig()
     rig.admission.max_model_len = 50_000

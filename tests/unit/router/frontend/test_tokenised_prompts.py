@@ -62,6 +62,16 @@ def test_a_text_that_goes_on_has_no_begin(tmp_path: Path) -> None:
     assert validation.tokenize(begins, tokenizer, MAX_LEN).token_ids == [begin, *rest]
 
 
+def test_a_text_that_is_continued_has_no_end(tmp_path: Path) -> None:
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), add_eos_token=True)
+    plain = tokenizer.encode("hello", add_special=False)
+    for is_continued in (False, True):
+        prompt = TextPrompt("hello", is_continued=is_continued)
+        request = GenerationRequest(prompt=prompt, sampling=SamplingOptions(), num_bytes=5)
+        ids = validation.tokenize(request, tokenizer, MAX_LEN).token_ids
+        assert ids == (plain if is_continued else [*plain, 1])
+
+
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:
     ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN).token_ids
     text = tokenizer.render_chat([Message("user", "hi")]).text

@@ -29,7 +29,7 @@ from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.errors import DeviceMemoryError, DiptychError, LogitsError
 from diptych.sampling_params import SamplingParams
-from diptych.text.grammars import Compiled, Grammars
+from diptych.text.grammars import NO_TOKENIZER, Compiled, Grammars, NoGrammars
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 _FEW_ROWS = 16  # for which every device has memory
@@ -51,12 +51,9 @@ class Runner:
         model: Decoder,
         kv_cache: KVCache,
         backend: Backend,
-        grammars: Grammars | None = None,
+        grammars: Grammars | NoGrammars = NO_TOKENIZER,
     ) -> None:
-        """Take the model and the memory, both of that backend; they stay the caller's to free.
-
-        ``grammars`` is None where no output can be held to a constraint.
-        """
+        """Take the model and the memory, both of that backend; they stay the caller's to free."""
         self._model = model
         self._kv_cache = kv_cache
         self._backend = backend
@@ -86,7 +83,7 @@ class Runner:
 
         None: they need nothing. It stays compiled as long as what is returned is kept.
         """
-        if params.constraint is None or self._grammars is None:
+        if params.constraint is None or isinstance(self._grammars, NoGrammars):
             return None
         return self._grammars.compile(params.constraint.text)
 

@@ -19,6 +19,7 @@ It checks bytes rather than tokens, so that it needs no model.
 import base64
 import json
 import random
+import re
 import resource
 import signal
 import sys
@@ -29,7 +30,7 @@ from dataclasses import replace
 from typing import Final
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from diptych.constraint import MAX_GRAMMAR_BYTES
 from diptych.text.call_form import or_calls
@@ -49,6 +50,13 @@ _MAX_PROBLEM_CHARACTERS: Final = 200
 _WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
 
 
+# A directive, or the begin of a rule or a terminal with what Lark may write around its name. GBNF
+# has ::= there, whatever its rules are called.
+_LARK_LINE: Final = re.compile(
+    r"^[ \t]*(?:%[a-z]|[?!]*\w+(?:\.-?\d+|\{[^}\n]*\})?\s*:(?!:=))", re.MULTILINE
+)
+
+
 def write_grammar(kind: str, texts: list[str]) -> str:
     """A constraint in llguidance's own form, not compiled. Raises ValueError."""
     match kind:
@@ -59,13 +67,20 @@ def write_grammar(kind: str, texts: list[str]) -> str:
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(texts[0])
         case "grammar":
-            try:
-                lark = any_to_lark(texts[0])
-            except Exception as error:  # noqa: BLE001 - it has errors of its own
-                raise ValueError(str(error)) from None
-            return llguidance.LLMatcher.grammar_from_lark(lark)
+            return llguidance.LLMatcher.grammar_from_lark(_as_lark(texts[0]))
     lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
     return llguidance.LLMatcher.grammar_from_lark(lark)
+
+
+def _as_lark(text: str) -> str:
+    """A grammar that is written so, or as GBNF. Raises ValueError."""
+    if _LARK_LINE.search(text):
+        return text
+    try:
+        lark: str = gbnf_to_lark(text)
+    except Exception as error:  # noqa: BLE001 - it has errors of its own
+        raise ValueError(str(error)) from None
+    return lark
 
 
 def check(

@@ -48,6 +48,15 @@ def is_worn(matcher: llguidance.LLMatcher) -> bool:
     return "too many states" in matcher.get_error()
 
 
+class NoGrammars(NamedTuple):
+    """In the place of grammars: no output can be held to a constraint."""
+
+    reason: str
+
+
+NO_TOKENIZER: Final = NoGrammars("this worker's model has no tokenizer")
+
+
 class Grammars:
     """Compiles for one tokenizer, and remembers what was asked for last and what is kept.
 
@@ -55,9 +64,11 @@ class Grammars:
     lexer holds what all its outputs needed, and is dropped with it, or when it is worn.
     """
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+    def __init__(self, tokenizer: llguidance.LLTokenizer, vocab_size: int | None = None) -> None:
+        """``vocab_size`` is that of the model's output; None: it has all the tokenizer's tokens."""
         self.num_compiled = 0
-        self.vocab_size: int = tokenizer.vocab_size
+        self.vocab_size: int = tokenizer.vocab_size if vocab_size is None else vocab_size
+        """Of the model's output. Masks have bits for the tokenizer's further tokens."""
         self.own_end_ids = frozenset(tokenizer.eos_tokens)
         """What the library takes for an output's end, whatever the model's makers say."""
         self._tokenizer = tokenizer
@@ -76,7 +87,7 @@ class Grammars:
         path = folder / "tokenizer.json"
         try:
             text = path.read_text(encoding="utf-8")
-            return cls(llguidance.LLTokenizer(text, n_vocab=vocab_size))
+            return cls(_read_tokenizer(text, vocab_size), vocab_size)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{path}: {error}") from None
 
@@ -119,3 +130,14 @@ class Grammars:
         if matcher.is_error():
             return Compiled(None, matcher.get_error().partition("\n")[0])
         return Compiled(matcher, "")
+
+
+def _read_tokenizer(text: str, vocab_size: int) -> llguidance.LLTokenizer:
+    """With room for the model's output, and for tokens beyond it. Raises ValueError."""
+    try:
+        return llguidance.LLTokenizer(text, n_vocab=vocab_size)
+    except ValueError:
+        tokenizer = llguidance.LLTokenizer(text)
+        if tokenizer.vocab_size <= vocab_size:  # they were not the reason
+            raise
+        return tokenizer

@@ -32,7 +32,7 @@ from diptych.models import source as model_source
 from diptych.models.source import ResolvedModel
 from diptych.progress import Progress
 from diptych.step_model import MeasuredStep
-from diptych.text.grammars import Grammars
+from diptych.text.grammars import NO_TOKENIZER, Grammars, NoGrammars
 from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
@@ -100,7 +100,7 @@ def load_model(
         decoder = _decoder(found, config, team, report)
         if team is not None:
             team.wait(lambda: report("loading weights", 1.0))
-        pool = pool or pools.beside(partial(_runner, decoder, found.backend, team, None))
+        pool = pool or pools.beside(partial(_runner, decoder, found.backend, team, NO_TOKENIZER))
         grammars = _load_grammars(found.source.folder, model_config.vocab_size)
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
@@ -213,7 +213,7 @@ def _runner(
     decoder: Decoder,
     backend: Backend,
     team: RankTeam | None,
-    grammars: Grammars | None,
+    grammars: Grammars | NoGrammars,
     cache: KVCache,
     others: Sequence[KVMemory],
 ) -> Runner:
@@ -223,13 +223,16 @@ def _runner(
     return Leader(decoder, cache, backend, team.ranks, team.links, grammars, others)
 
 
-def _load_grammars(folder: Path, vocab_size: int) -> Grammars | None:
-    """None: outputs cannot be held to constraints here, which requests are told that want it."""
+def _load_grammars(folder: Path, vocab_size: int) -> Grammars | NoGrammars:
+    """Without them requests that want a constraint are told why."""
     try:
         return Grammars.from_folder(folder, vocab_size)
     except ConfigurationError as error:
         logger.warning("no constraints are served", extra={"reason": error.message})
-        return None
+        if not (folder / "tokenizer.json").is_file():
+            return NO_TOKENIZER
+        reason = error.message.removeprefix(f"{folder}/")
+        return NoGrammars(f"this worker holds to none: {reason}")
 
 
 @contextmanager

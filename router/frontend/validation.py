@@ -121,6 +121,7 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
     token_ids = encode()
     if not token_ids:
         raise InvalidRequestError("has no tokens", field=request.prompt_field)
+    _check_known(token_ids, tokenizer, request.prompt_field)
     return EncodedPrompt(token_ids, own_end)
 
 
@@ -129,9 +130,11 @@ def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> frozenset[
     found: set[tuple[int, ...]] = set()
     for index, word in enumerate(words):
         alone = tuple(tokenizer.encode(word, add_special=False))
+        field = f"sampling.bad_words[{index}]"
         if not alone:
-            raise InvalidRequestError("has no tokens", field=f"sampling.bad_words[{index}]")
+            raise InvalidRequestError("has no tokens", field=field)
         spaced = tuple(tokenizer.encode(f" {word}", add_special=False))
+        _check_known(alone + spaced, tokenizer, field)
         found |= {alone, spaced}
     return frozenset(found)
 
@@ -399,6 +402,17 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
         raise InvalidRequestError(
             f"{token_ids[index]} is not from 0 to {vocab_size - 1}, the vocabulary",
             field=f"{field}[{index}]",
+        )
+
+
+def _check_known(token_ids: Sequence[int], tokenizer: Tokenizer, field: str) -> None:
+    """Of a text: some tokenizers have more tokens than their model."""
+    highest = max(token_ids)
+    if highest >= tokenizer.vocab_size:
+        text = tokenizer.text.spelling(highest).decode(errors="replace")
+        raise InvalidRequestError(
+            f"has {text!r}, token {highest}: the model's are from 0 to {tokenizer.vocab_size - 1}",
+            field=field,
         )
 
 

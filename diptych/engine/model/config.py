@@ -125,11 +125,15 @@ class ModelConfig:
         attention_bias = family.heeds_attention_bias and bool(config.get("attention_bias"))
         scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
         score_softcap = reader.softcap("attn_logit_softcapping", family.score_softcap)
-        if score_softcap is not None and family.score_softcap is None:
-            raise ConfigurationError(
-                f"config.json: attn_logit_softcapping={score_softcap!r} is not supported "
-                f"of {model_type}"
-            )
+        logit_softcap = reader.softcap("final_logit_softcapping", family.logit_softcap)
+        for key, cap, is_known in (
+            ("attn_logit_softcapping", score_softcap, family.score_softcap is not None),
+            ("final_logit_softcapping", logit_softcap, gemma),
+        ):
+            if cap is not None and not is_known:
+                raise ConfigurationError(
+                    f"config.json: {key}={cap!r} is not supported of {model_type}"
+                )
         return cls(
             model_type=model_type,
             vocab_size=reader.count("vocab_size", family.vocab_size),
@@ -154,7 +158,7 @@ class ModelConfig:
             mlp_bias=family.heeds_mlp_bias and bool(config.get("mlp_bias")),
             norm_offset=1.0 if gemma else 0.0,
             post_norms=gemma,
-            logit_softcap=reader.softcap("final_logit_softcapping", family.logit_softcap),
+            logit_softcap=logit_softcap,
             layers=layers,
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             storage=read_storage(config),

@@ -131,8 +131,9 @@ class ConfigReader:
             rope_type = RopeType(name)
         except ValueError:
             raise ConfigurationError(f"config.json: rope_type={name!r} is not supported") from None
-        if parameters.get("partial_rotary_factor") not in (None, 1.0):
-            raise ConfigurationError("config.json: partial_rotary_factor is not supported")
+        for said_by in (parameters, self._config):
+            if said_by.get("partial_rotary_factor") not in (None, 1.0):
+                raise ConfigurationError("config.json: partial_rotary_factor is not supported")
         if rope_type is RopeType.DEFAULT:
             return RopeConfig(theta=theta)
         if rope_type is RopeType.LINEAR:

@@ -35,7 +35,7 @@ from diptych.engine.parallel.step_link import (
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DeviceLostError
-from diptych.text.grammars import Grammars
+from diptych.text.grammars import NO_TOKENIZER, Grammars, NoGrammars
 
 
 class Leader(Runner):
@@ -53,7 +53,7 @@ class Leader(Runner):
         backend: Backend,
         ranks: ProcessRanks,
         links: Sequence[Connection],
-        grammars: Grammars | None = None,
+        grammars: Grammars | NoGrammars = NO_TOKENIZER,
         pools: Sequence[KVMemory] = (),
     ) -> None:
         """links: to the other ranks. pools: theirs from now on, where they were taken here.

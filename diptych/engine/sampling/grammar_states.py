@@ -25,7 +25,14 @@ from diptych.engine.sampling.grammar_paces import (
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampleSpec
 from diptych.errors import DiptychError, InvalidRequestError, StepFailedError
-from diptych.text.grammars import REPLAY_S, REPLAYED_AT_ONCE, Compiled, Grammars, is_worn
+from diptych.text.grammars import (
+    REPLAY_S,
+    REPLAYED_AT_ONCE,
+    Compiled,
+    Grammars,
+    NoGrammars,
+    is_worn,
+)
 
 MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
 # For the compiler, by all rows of a step together: others' grammars may stand before a row's own.
@@ -72,12 +79,12 @@ class GrammarStates:
 
     def __init__(
         self,
-        grammars: Grammars | None,
+        grammars: Grammars | NoGrammars,
         max_wait_s: float = MAX_WAIT_S,
         clock: Callable[[], float] = time.thread_time,
         wall_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``grammars`` is None where the model has no tokenizer: no row may have a constraint.
+        """Without ``grammars`` no row may have a constraint.
 
         ``clock``: seconds that this thread has computed; ``wall_clock``: that have passed.
         """
@@ -86,7 +93,7 @@ class GrammarStates:
         self._max_wait_s = max_wait_s
         self._states: OrderedDict[SequenceKey, _State] = OrderedDict()
         self._has_begun = False  # one of them, since those without a grammar were looked for
-        vocab_size = 0 if grammars is None else grammars.vocab_size
+        vocab_size = 0 if isinstance(grammars, NoGrammars) else grammars.vocab_size
         self._allowance_s = max(MIN_ALLOWANCE_S, ALLOWANCE_PER_TOKEN_S * vocab_size)
         self._paces = GrammarPaces(wall_clock)
 
@@ -119,8 +126,8 @@ class GrammarStates:
         self, key: SequenceKey, grammar: OutputGrammar, history: History, compiled_by_s: float
     ) -> bytes:
         grammars = self._grammars
-        if grammars is None:
-            raise InvalidRequestError("this worker's model has no tokenizer", field=_FIELD)
+        if isinstance(grammars, NoGrammars):
+            raise InvalidRequestError(grammars.reason, field=_FIELD)
         known = self._states.get(key)
         if known is None:
             pace = self._paces.of(grammar.text)
@@ -134,6 +141,9 @@ class GrammarStates:
         if state.matcher.is_accepting():
             for token_id in grammar.end_token_ids:
                 mask[token_id >> 3] |= 1 << (token_id & 7)
+        whole_bytes, bits = divmod(grammars.vocab_size, 8)
+        mask[whole_bytes : whole_bytes + 1] &= (1 << bits) - 1
+        mask[whole_bytes + 1 :] = 0
         if not mask.any():
             raise InvalidRequestError("leaves no token to go on with", field=_FIELD)
         return mask.tobytes()
@@ -192,7 +202,7 @@ class GrammarStates:
                 del self._states[key]
 
     def _is_remembered(self, state: _State) -> bool:
-        return self._grammars is not None and self._grammars.is_remembered(
+        return not isinstance(self._grammars, NoGrammars) and self._grammars.is_remembered(
             state.text, state.compiled
         )
 

@@ -13,3 +13,36 @@ def test_one_that_is_too_long_for_workers_is_refused(monkeypatch: pytest.MonkeyP
     for thoughts in (None, ThoughtForm(open=None, close=Mark.of("</t>", {"</t>": 7}))):
         found = grammar_check.check("choice", ["a" * 600], b"", thoughts)
         assert "bytes, more than 500" in str(found["problem"])
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        '?start: "a" | "b"',
+        '\n\n    ?start: either\n\n    ?either: "a" | "b"\n',
+        '!start: "a" | "b"',
+        '// start ::= "c"\nstart: "a" | "b"',
+        'start  : "a" | "b"',
+        "%llguidance {}\nstart: /[ab]/",
+        "start: LETTER\nLETTER: /[ab]/\n%ignore /x/",
+        'LETTER: "a" | "b"\n?start: LETTER',
+        'root ::= "a" | "b"',
+        '# start: "c"\nroot ::= [ab]',
+        'root ::= end\nend::="a" | "b"',
+    ],
+)
+def test_lark_is_told_from_gbnf(grammar: str) -> None:
+    for output, num_fitting in ((b"a", 1), (b"b", 1), (b"c", 0)):
+        assert grammar_check.check("grammar", [grammar], output).get("num_fitting") == num_fitting
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ('start: LETTER\nLETTER.2: "a"', "priority not supported"),
+        ('rule: "a"', "start"),
+        ('start ::= "a"', "root"),
+    ],
+)
+def test_what_a_grammar_lacks_is_said_in_its_own_terms(grammar: str, problem: str) -> None:
+    assert problem in str(grammar_check.check("grammar", [grammar], b"")["problem"])

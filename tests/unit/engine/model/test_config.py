@@ -229,6 +229,8 @@ def test_keys_that_say_the_usual() -> None:
     for partial in (1, 1.0, None):
         whole = LINEAR | {"partial_rotary_factor": partial}
         assert ModelConfig.from_hf(LLAMA | {"rope_scaling": whole}) == want
+        said = LLAMA | {"rope_scaling": LINEAR, "partial_rotary_factor": partial}
+        assert ModelConfig.from_hf(said) == want
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,7 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "relu"),
         ({"num_key_value_heads": 2}, "9 heads"),
         ({"hidden_size": None}, "hidden_size"),
@@ -361,6 +364,7 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"final_logit_softcapping": "high"}, "final_logit_softcapping"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not .* of llama"),
         ({"is_causal": False}, "is_causal=False"),
         ({"is_causal": 0}, "is_causal=0"),
     ],

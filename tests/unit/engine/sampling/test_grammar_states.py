@@ -9,6 +9,8 @@ import llguidance
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.constraint import OutputGrammar
 from diptych.engine.sampling.grammar_paces import MAX_SAVED_S, MIN_ALLOWANCE_S, REFUSED_S
@@ -21,10 +23,12 @@ from diptych.errors import ConfigurationError, InvalidRequestError, StepFailedEr
 from diptych.sampling_params import SamplingParams
 from diptych.text.grammars import (
     MAX_REMEMBERED,
+    NO_TOKENIZER,
     REPLAY_S,
     REPLAYED_AT_ONCE,
     Compiled,
     Grammars,
+    NoGrammars,
 )
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
@@ -211,7 +215,7 @@ def test_a_mask_of_too_many_items_is_refused() -> None:
 def test_rows_without_one_are_left_alone(grammars: Grammars) -> None:
     free = SampleSpec(params=SamplingParams(), allow_stop=True)
     assert GrammarStates(grammars).constrain([free]).specs == [free]
-    assert GrammarStates(None).constrain([free]).specs == [free]
+    assert GrammarStates(NO_TOKENIZER).constrain([free]).specs == [free]
 
 
 def test_one_row_that_cannot_go_on_leaves_the_others(grammars: Grammars) -> None:
@@ -220,7 +224,9 @@ def test_one_row_that_cannot_go_on_leaves_the_others(grammars: Grammars) -> None
     assert set(found.refused) == {0, 2}
     assert all(isinstance(error, InvalidRequestError) for error in found.refused.values())
     assert found.specs[1].allowed is not None
-    assert set(GrammarStates(None).constrain(asked).refused) == {0, 1, 2}
+    refused = GrammarStates(NoGrammars("they are ill")).constrain(asked).refused
+    assert set(refused) == {0, 1, 2}
+    assert all("they are ill" in error.message for error in refused.values())
 
 
 def test_other_rows_of_a_batch_keep_their_logits(grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -262,6 +268,26 @@ def test_filters_draw_from_what_fits(
 def test_no_tokenizer_no_grammars(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
         Grammars.from_folder(tmp_path, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("vocab_size", [510, 511, VOCAB_SIZE])
+def test_the_tokenizer_may_have_more_tokens_than_the_model(folder: Path, vocab_size: int) -> None:
+    """They fit free text as any other, and are never drawn."""
+    grammars = Grammars.from_folder(folder, vocab_size)
+    states = GrammarStates(grammars)
+    assert grammars.vocab_size == vocab_size
+    fitting = allowed(states, spec("start: /(.|\\n)*/", []))
+    assert len(fitting) > 400
+    assert max(fitting) == vocab_size - 1
+
+
+def test_where_only_tokens_beyond_the_model_fit_nothing_does(folder: Path, tmp_path: Path) -> None:
+    made = HFTokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_tokens([AddedToken("<image>", normalized=False, special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    states = GrammarStates(Grammars.from_folder(tmp_path, VOCAB_SIZE))
+    with pytest.raises(InvalidRequestError, match="no token to go on with"):
+        allowed(states, spec("start: <image>", []))
 
 
 @pytest.mark.timeout(30)

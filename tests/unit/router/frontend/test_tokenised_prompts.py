@@ -1,5 +1,6 @@
 """Texts and chats become token ids, as the model wants them."""
 
+import json
 import math
 from pathlib import Path
 
@@ -70,6 +71,26 @@ def test_a_text_that_is_continued_has_no_end(tmp_path: Path) -> None:
         request = GenerationRequest(prompt=prompt, sampling=SamplingOptions(), num_bytes=5)
         ids = validation.tokenize(request, tokenizer, MAX_LEN).token_ids
         assert ids == (plain if is_continued else [*plain, 1])
+
+
+def test_a_token_that_the_model_lacks_is_refused_by_the_prompts_name(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vocab_size"] -= 1  # without "added token"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in ("hello", "added  token"):
+        validation.tokenize(read(inference_pb2.GenerateRequest(text=text)), tokenizer, MAX_LEN)
+    for asked, field in (
+        (inference_pb2.GenerateRequest(text="an added token"), "text"),
+        (chat(("user", "an added token")), "chat.messages"),
+    ):
+        with pytest.raises(InvalidRequestError, match="has 'added token', token ") as caught:
+            validation.tokenize(read(asked), tokenizer, MAX_LEN)
+        assert caught.value.field == field
+    with pytest.raises(InvalidRequestError, match="added token") as caught:
+        validation.tokenize_bad_words(["no", "added token"], tokenizer)
+    assert caught.value.field == "sampling.bad_words[1]"
 
 
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:

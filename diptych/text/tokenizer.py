@@ -1,6 +1,6 @@
 """Text to token ids and back, and what a model folder says about its tokens.
 
-Everything is read from the folder's tokenizer.json, tokenizer_config.json,
+Everything is read from the folder's tokenizer.json, tokenizer_config.json, added_tokens.json,
 config.json and generation_config.json. Needs neither torch nor transformers.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.text.added_tokens import add_stated_tokens
 from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
 from diptych.text.context_length import context_length
 from diptych.text.identity import text_digest
@@ -42,9 +43,16 @@ class Tokenizer:
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
         generation = _read_json(generation_path, missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
-        added = self._tokenizer.get_added_tokens_decoder()
         special_tokens = {role: _token_text(settings.get(role)) for role in SPECIAL_TOKEN_ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
+        add_stated_tokens(self._tokenizer, folder, settings, known.values())
+        added = self._tokenizer.get_added_tokens_decoder()
+        eos_token_id = self._id_of(known.get("eos_token"), None)
+        if known.get("eos_token") and eos_token_id is None:
+            raise ConfigurationError(
+                f"{folder / 'tokenizer_config.json'}: eos_token {known['eos_token']!r} is no token "
+                "of tokenizer.json"
+            )
 
         self.digest = text_digest(folder)
         """Equal where token ids mean the same, see :mod:`diptych.text.identity`."""
@@ -70,7 +78,7 @@ class Tokenizer:
                 *_token_ids(ends, config.get(ends), self.vocab_size, config_path),
                 *_token_ids(
                     ends,
-                    self._id_of(known.get("eos_token"), None),
+                    eos_token_id,
                     self.vocab_size,
                     folder / "tokenizer.json",
                 ),
@@ -94,7 +102,6 @@ class Tokenizer:
         self._bos_prefix, self._drops_bos = self._bos_correction(
             settings.get("add_bos_token"), around[:1]
         )
-        eos_token_id = self._id_of(known.get("eos_token"), None)
         self._adds_eos = around[-1:] == [eos_token_id]  # tokenizer.json does
         self._eos_suffix: list[int] = []
         if settings.get("add_eos_token") and eos_token_id is not None and not self._adds_eos:

@@ -1,0 +1,66 @@
+"""Tokens that stand beside tokenizer.json, in tokenizer_config.json or added_tokens.json."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from diptych.errors import ConfigurationError
+
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+
+
+def add_stated_tokens(
+    tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any], roles: Collection[str]
+) -> None:
+    """Add those that tokenizer.json lacks; special is what either file calls so.
+
+    ``settings`` are of tokenizer_config.json, ``roles`` the tokens that it gives one. As in
+    transformers, added_tokens.json counts where the settings list no tokens.
+
+    Raises:
+        ConfigurationError: one cannot have the id that is stated.
+    """
+    path = folder / "tokenizer_config.json"
+    listed = settings.get("added_tokens_decoder")
+    if listed is None:
+        path, listed = folder / "added_tokens.json", {}
+        if path.is_file():
+            listed = _by_id(path, roles)
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    for token_id, token in sorted(_tokens(path, listed), key=lambda each: each[0]):
+        own = known.get(token.content)
+        if own is None:
+            tokenizer.add_tokens([token])
+            found = tokenizer.token_to_id(token.content)
+            if found != token_id:
+                raise ConfigurationError(
+                    f"{path}: {token.content!r} is token {token_id}, which tokenizer.json does "
+                    f"not have and would have as {found}"
+                )
+        elif token.special and not own.special:
+            own.special = True
+            tokenizer.add_special_tokens([own])
+
+
+def _tokens(path: Path, listed: Any) -> Iterator[tuple[int, AddedToken]]:
+    try:
+        for token_id, entry in listed.items():
+            flags = {name: entry[name] for name in _FLAGS if name in entry}
+            yield int(token_id), AddedToken(entry["content"], **flags)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigurationError(f"{path}: its added tokens must have ids and contents") from None
+
+
+def _by_id(path: Path, roles: Collection[str]) -> dict[int, dict[str, object]]:
+    """added_tokens.json, which has ids by content, as tokenizer_config.json has tokens."""
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            token_id: {"content": text, "special": text in roles, "normalized": text not in roles}
+            for text, token_id in ids.items()
+        }
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None

@@ -32,6 +32,7 @@ def test_what_tokenizer_json_lacks_is_added(tmp_path: Path) -> None:
 def test_a_piece_of_the_vocabulary_may_be_a_token_of_its_own(tmp_path: Path) -> None:
     raw = byte_level_tokenizer()
     piece = raw.id_to_token(300)
+    assert piece is not None
     tokens = listed((300, piece))
     tokenizer = write_folder(tmp_path, raw, added_tokens_decoder=tokens)
     assert 300 in tokenizer.special_token_ids

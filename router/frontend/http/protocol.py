@@ -5,7 +5,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.frontend.http.errors import RefusedError, answer_to
 from router.frontend.http.exchange import CONNECTION
@@ -107,6 +107,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _send_unframed(self.cycle)
         self._is_in_head = False
         self._num_idle_bytes = 0
         self._wait_for(self._bounds.body_patience_s)
@@ -186,3 +188,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _send_unframed(cycle: RequestResponseCycle) -> None:
+    """Send no chunks, which HTTP/1.0 does not know: the end of the connection is the body's."""
+    send = cycle.send
+
+    async def send_unframed(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))  # whatever comes is right
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_unframed  # type: ignore[method-assign]

@@ -150,6 +150,30 @@ def test_pieces_of_a_body_of_no_told_length_may_be_written_at_once(
     run_virtually(main())
 
 
+def test_a_body_of_no_told_length_ends_with_the_connection_for_http_1_0() -> None:
+    """Which knows no chunks (RFC 9112, 6.1)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send_piece(send, b"a")
+        assert not scope[CONNECTION].takes_more
+        await send_piece(send, b"bc")
+        await send_piece(send, b"", more=False)
+
+    async def main() -> None:
+        connection, transport = Server(answer).connect()
+        connection.data_received(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        await turns()
+        head, _, body = transport.written.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert (body, transport.is_closing()) == (b"abc", True)
+        assert not transport.was_aborted
+
+    run_virtually(main())
+
+
 def test_a_client_that_is_cut_off_is_there_no_more() -> None:
     there: list[bool] = []
 

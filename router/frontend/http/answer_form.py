@@ -146,7 +146,7 @@ class WholeAnswer:
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
             case ChoiceFinished():
-                self._finished = event
+                self._finished = _ending(event, self.prompt)
             case Summary():
                 self._summary = event
             case Started() if self.prompt is not None:
@@ -228,7 +228,7 @@ class StreamedAnswer:
                 if any(said) or not self._before.is_begun:
                     return self._pieces(said, None)
             case ChoiceFinished():
-                self._finished = event
+                self._finished = _ending(event, self.prompt)
             case Summary():
                 return self.last_piece() + self.end(event)
         return b""
@@ -284,6 +284,13 @@ class StreamedAnswer:
 def _is_left_out(prompt: PromptForm | None) -> bool:
     """Whether the answer's own text is not wanted."""
     return prompt is not None and prompt.wish.is_all
+
+
+def _ending(finished: ChoiceFinished, prompt: PromptForm | None) -> ChoiceFinished:
+    """Why it ended: that of no tokens does not end by the one that was drawn."""
+    if not _is_left_out(prompt):
+        return finished
+    return finished._replace(reason=FinishReason.LENGTH, matched=None)
 
 
 def counted(usage: Usage, prompt: PromptForm | None) -> Usage:

@@ -1,13 +1,26 @@
 """A completion that is asked for with its prompt: what is told of that, and when."""
 
+import json
 from typing import Any
 
 import pytest
 
 from diptych.errors import InvalidRequestError
+from diptych.finish_reason import FinishReason
+from diptych.text.tokenizer import Tokenizer
+from router.frontend.http.answer_form import COMPLETION, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.completion_request import read_completion
-from router.frontend.http.prompt_form import PromptWish
+from router.frontend.http.prompt_form import PromptForm, PromptWish
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+    Timing,
+    Usage,
+)
 
 ENVELOPE = Envelope(request_id="r", num_bytes=9, max_model_len=100)
 
@@ -51,3 +64,25 @@ def test_each_of_several_prompts_is_echoed_as_it_was_written() -> None:
     first = completion(prompt=["a", "b"], echo=True)
     texts = [each.prompt.text for each in (first, *first.others) if each.prompt is not None]
     assert texts == ["a", "b"]
+
+
+def test_a_prompt_alone_does_not_end_by_a_token_behind_it(tokenizer: Tokenizer) -> None:
+    heading = Heading(
+        form=COMPLETION, request_id="r", model="m", created_s=17, stop_token_ids=frozenset({9})
+    )
+    events: list[GenerationEvent] = [
+        Started("r", "m", 0, (5,)),
+        Delta("x", [9], 0, []),
+        ChoiceFinished(FinishReason.STOP, 9),
+        Summary(Usage(num_prompt_tokens=1, num_output_tokens=1, num_cached_tokens=0), Timing()),
+    ]
+    for is_all, ends in ((True, ("length", None)), (False, ("stop", 9))):
+        wish = PromptWish(echoes=True, is_all=is_all, text="p")
+        whole = WholeAnswer(heading, prompt=PromptForm(wish, tokenizer.text))
+        for event in events:
+            whole.add(event)
+        stream = StreamedAnswer(heading, False, prompt=PromptForm(wish, tokenizer.text))
+        *_, last, _, _ = b"".join(map(stream.send, events)).decode().split("\n\n")
+        streamed = json.loads(last.removeprefix("data: "))["choices"][0]
+        for choice in (whole.choice(), streamed):
+            assert (choice["finish_reason"], choice["stop_reason"]) == ends

@@ -142,7 +142,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of ``token_ids``, with or without the special ones among them."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
+        # As in `encode`, the call for one alone would hold the GIL.
+        (text,) = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special)
+        return str(text)
 
     def special_ids_in(self, text: str) -> frozenset[int]:
         """The special tokens that stand in ``text``, but those that end an answer."""

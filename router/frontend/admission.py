@@ -6,7 +6,7 @@ What is refused here has cost no worker anything.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +35,7 @@ from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
 from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
-from router.frontend.validation import EncodedPrompt, ModelFacts
+from router.frontend.validation import CheckLength, EncodedPrompt, ModelFacts, check_room
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.resolved import ResolvedRequest
@@ -44,6 +44,7 @@ T = TypeVar("T")
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
 _MOST_WORDS = 8  # requests whose bad words are kept in tokens
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
+_INLINE_IDS = 4096  # more become text in a thread
 _MAX_TOKENIZING = 2  # at a time
 # A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
 # no time of its own that is known. The waiting room, which knows how soon requests end, says more.
@@ -189,20 +190,37 @@ class Admission:
     async def tokenize(self, request: GenerationRequest, deadline_s: float | None) -> list[int]:
         """The token ids of a request's prompt, once the request is checked. Raises DiptychError.
 
-        Within bounds: hopelessly long texts are refused, others wait for their turn, until the
-        deadline.
+        Nothing is to answer them, so they may be more than the context. Hopelessly long texts are
+        refused, others wait for their turn, until the deadline.
         """
-        return (await self._tokenize(request, deadline_s)).token_ids
+        return (await self._tokenize(request, deadline_s, validation.check_num_ids)).token_ids
+
+    async def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special: bool,
+        tenant: Tenant,
+        deadline_s: float | None,
+    ) -> str:
+        """The text of what ``tokenize`` said. Raises DiptychError; many wait for their turn."""
+        decode = partial(self._model.tokenizer.decode, token_ids, skip_special=skip_special)
+        if len(token_ids) <= _INLINE_IDS:
+            return decode()
+        return await _within(deadline_s, self._in_turn(tenant, decode))
 
     async def _tokenize(
-        self, request: GenerationRequest, deadline_s: float | None
+        self,
+        request: GenerationRequest,
+        deadline_s: float | None,
+        check_length: CheckLength = check_room,
     ) -> EncodedPrompt:
         if request.model not in ("", self._model.name):
             raise ModelNotFoundError(
                 f"no model {request.model[:128]!r} here; there is {self._model.name!r}"
             )
         facts = self._facts()
-        validation.check(request, facts)
+        validation.check(request, facts, check_length)
         prompt = await _within(deadline_s, self._encode(request, facts.max_model_len))
         if not request.sampling.bad_words:
             return prompt
@@ -289,25 +307,26 @@ class Admission:
         tokenizer = self._model.tokenizer
         if request.num_bytes <= _INLINE_BYTES or isinstance(request.prompt, TokenPrompt):
             return validation.tokenize(request, tokenizer, max_model_len)
-        async with self._to_tokenize.place(request.tenant.name):
-            # Of those whose client leaves the one that has a thread keeps it until it is done.
-            return await asyncio.get_running_loop().run_in_executor(
-                self._tokenizing, validation.tokenize, request, tokenizer, max_model_len
-            )
+        tokenize = partial(validation.tokenize, request, tokenizer, max_model_len)
+        return await self._in_turn(request.tenant, tokenize)
 
     async def _encode_words(self, request: GenerationRequest) -> frozenset[tuple[int, ...]]:
         """The tokens of its bad words: of several prompts that have the same ones, once."""
         words = tuple(request.sampling.bad_words)
         found = self._bad_words.get(words)
         if found is None:
-            async with self._to_tokenize.place(request.tenant.name):
-                found = await asyncio.get_running_loop().run_in_executor(
-                    self._tokenizing, validation.tokenize_bad_words, words, self._model.tokenizer
-                )
+            tokenize = partial(validation.tokenize_bad_words, words, self._model.tokenizer)
+            found = await self._in_turn(request.tenant, tokenize)
             if len(self._bad_words) >= _MOST_WORDS:
                 self._bad_words.pop(next(iter(self._bad_words)), None)  # the first that came
             self._bad_words[words] = found
         return found
+
+    async def _in_turn(self, tenant: Tenant, work: Callable[[], T]) -> T:
+        """What ``work`` makes in a thread, once that is there for the tenant."""
+        async with self._to_tokenize.place(tenant.name):
+            # Of those whose client leaves the one that has a thread keeps it until it is done.
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     async def _wait_found(self, deadline_s: float | None) -> None:
         """No worker was ever heard of: wait for the first, within bounds."""

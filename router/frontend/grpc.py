@@ -103,9 +103,10 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
-        token_ids = await self._tokenize(
-            prompt, message.model, tenant, len(request), call.deadline_s
-        )
+        with self._admission.hold(len(request)):
+            token_ids = await self._tokenize(
+                prompt, message.model, tenant, len(request), call.deadline_s
+            )
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -114,15 +115,19 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
-        try:
-            token_ids = await self._tokenize(
-                prompt, message.model, tenant, len(request), call.deadline_s
+        with self._admission.hold(len(request)):
+            try:
+                token_ids = await self._tokenize(
+                    prompt, message.model, tenant, len(request), call.deadline_s
+                )
+            except InvalidRequestError as error:
+                raise renamed(error, _DETOKENIZE_NAMES) from None
+            text = await self._admission.decode(
+                token_ids,
+                skip_special=not message.keep_special_tokens,
+                tenant=tenant,
+                deadline_s=call.deadline_s,
             )
-        except InvalidRequestError as error:
-            raise renamed(error, _DETOKENIZE_NAMES) from None
-        text = self._admission.model.tokenizer.decode(
-            token_ids, skip_special=not message.keep_special_tokens
-        )
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def Embed(self, request: bytes, context: Context) -> inference_pb2.EmbedResponse:
@@ -207,8 +212,7 @@ class InferenceServicer:
         self, prompt: Prompt, model: str, tenant: Tenant, num_bytes: int, deadline_s: float | None
     ) -> list[int]:
         request = GenerationRequest(prompt=prompt, model=model, tenant=tenant, num_bytes=num_bytes)
-        with self._admission.hold(num_bytes):
-            return await self._admission.tokenize(request, deadline_s)
+        return await self._admission.tokenize(request, deadline_s)
 
     def _read(self, data: bytes) -> GenerationRequest:
         message = self._decode(inference_pb2.GenerateRequest, data)

@@ -9,7 +9,7 @@ a thread; ``resolve`` needs the context length that the workers have.
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,8 +42,14 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
 MAX_UNIX_S = 253_402_214_400  # the last day, in any zone, with a year of four digits
+MOST_IDS = 2**19
+"""Of tokens, in all prompts of one request: reading so many takes the event loop some 60 ms."""
 MAX_DIGEST_DIGITS = 32  # of weights, as workers tell it
 _DIGITS = frozenset("0123456789abcdef")
+
+
+CheckLength = Callable[[int, int, str], None]
+"""Whether so many tokens may come, where the context has so many; in a field of that name."""
 
 
 class ModelFacts(NamedTuple):
@@ -65,8 +71,29 @@ class EncodedPrompt(NamedTuple):
     """Those of the request, in tokens."""
 
 
-def check(request: GenerationRequest, facts: ModelFacts) -> None:
-    """Check all that needs no tokenising. Raises InvalidRequestError."""
+def check_room(num_tokens: int, max_model_len: int, field: str) -> None:
+    """For front ends too, before they look at each token. Raises InvalidRequestError."""
+    most = max_model_len - 1
+    if num_tokens > most:
+        raise InvalidRequestError(
+            f"has {num_tokens} tokens; at most {most} leave room for an answer", field=field
+        )
+
+
+def check_num_ids(num_tokens: int, max_model_len: int, field: str) -> None:
+    """As ``check_room``, of tokens that nobody answers."""
+    most = max(MOST_IDS, max_model_len)
+    if num_tokens > most:
+        raise InvalidRequestError(f"has {num_tokens} tokens, more than {most}", field=field)
+
+
+def check(
+    request: GenerationRequest, facts: ModelFacts, check_length: CheckLength = check_room
+) -> None:
+    """Check all that needs no tokenising. Raises InvalidRequestError.
+
+    ``check_length`` is for the prompt, where it is token ids.
+    """
     check_options(request.sampling, "sampling")
     _check_choices(request)
     for index, stop in enumerate(request.sampling.stop):
@@ -85,7 +112,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
             if not text:
                 raise InvalidRequestError("is empty", field="text")
         case TokenPrompt(token_ids):
-            _check_token_prompt(token_ids, facts)
+            _check_token_prompt(token_ids, facts, check_length)
         case ChatPrompt():
             _check_chat(request.prompt)
             check_tools(request, request.prompt)
@@ -284,10 +311,12 @@ def _check_goes_on(
             )
 
 
-def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
+def _check_token_prompt(
+    token_ids: Sequence[int], facts: ModelFacts, check_length: CheckLength
+) -> None:
     if not token_ids:
         raise InvalidRequestError("is empty", field="tokens")
-    check_room(len(token_ids), facts.max_model_len, "tokens")
+    check_length(len(token_ids), facts.max_model_len, "tokens")
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
 
 
@@ -333,7 +362,7 @@ def _check_hopeless(text: str, field: str, tokenizer: Tokenizer, max_model_len: 
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
         raise InvalidRequestError(
-            f"has {at_least} tokens or more; at most {max_model_len - 1} leave room for an answer",
+            f"has {at_least} tokens or more, and the context is {max_model_len}",
             field=field,
         )
 
@@ -384,15 +413,6 @@ def _json_text(arguments: Mapping[str, object], field: str) -> bytes:
         raise InvalidRequestError(
             "has a number or a character that no JSON text can say", field=field
         ) from None
-
-
-def check_room(num_tokens: int, max_model_len: int, field: str) -> None:
-    """For front ends too, before they look at each token. Raises InvalidRequestError."""
-    most = max_model_len - 1
-    if num_tokens > most:
-        raise InvalidRequestError(
-            f"has {num_tokens} tokens; at most {most} leave room for an answer", field=field
-        )
 
 
 def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:

@@ -12,9 +12,6 @@ from router.frontend.validation import MAX_PARTS
 
 FIELD: Final = "body"
 
-MOST_IDS: Final = 2**19
-"""Of tokens, in all prompts of one body: reading so many takes the event loop some 60 ms."""
-
 _MOST_OTHER_VALUES: Final = 8 * MAX_PARTS  # beside the ids of a prompt
 
 _REASONS: Final = {"missing": "is required"}

@@ -18,7 +18,7 @@ from router.frontend.http.body import refusal, validated
 from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import read_sampling
-from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, check_room
+from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, CheckLength, check_room
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's; a chat gets what the context leaves
@@ -54,7 +54,7 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
             max_tokens=DEFAULT_MAX_TOKENS,
             constraint=None if said is None else said.constraint,
         ),
-        model=body.model,
+        model=body.model or "",
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
         level=body.level,
@@ -141,11 +141,14 @@ def read_prompts(value: object, max_model_len: int) -> Sequence[TextPrompt | Tok
 
 
 def read_prompt(
-    value: object, max_model_len: int, field: str = "prompt"
+    value: object,
+    max_model_len: int,
+    field: str = "prompt",
+    check_length: CheckLength = check_room,
 ) -> TextPrompt | TokenPrompt:
     """One text or list of token ids, or a list of one of these.
 
-    ``field`` is its name in the body. A list that is too long for the model is refused
+    ``field`` is its name in the body. A list that is too long, by ``check_length``, is refused
     before anything looks at its items. Raises InvalidRequestError.
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
@@ -157,7 +160,7 @@ def read_prompt(
     if not isinstance(value, list):
         wanted = "is required" if value is None else "should be a text or a list of token ids"
         raise InvalidRequestError(wanted, field=field)
-    check_room(len(value), max_model_len, field)
+    check_length(len(value), max_model_len, field)
     try:
         return TokenPrompt(_TOKEN_IDS.validate_python(value))
     except ValidationError as error:

@@ -11,7 +11,7 @@ from diptych.errors import InvalidRequestError
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
 from router.frontend.http.asked import Envelope
-from router.frontend.http.body import MOST_IDS, parse
+from router.frontend.http.body import parse
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.logprob_form import finite
 from router.frontend.http.prompt_bodies import (
@@ -25,6 +25,7 @@ from router.frontend.http.prompt_bodies import (
 )
 from router.frontend.prompt_answers import PromptAnswers, PromptCall, Work
 from router.frontend.turns import one_by_one
+from router.frontend.validation import MOST_IDS
 from router.generation.answer import Usage
 from router.generation.prompt_work import EmbedRequest, ScoreRequest
 

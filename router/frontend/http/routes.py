@@ -16,7 +16,6 @@ from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import COMPLETION
 from router.frontend.http.authenticated import Authenticated
-from router.frontend.http.body import MOST_IDS
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.choices_form import ChoicesWriters
@@ -33,6 +32,7 @@ from router.frontend.http.service import ServiceAnswers, refusal
 from router.frontend.http.static_page import PAGE_PATHS, answer_page
 from router.frontend.http.tokens import TokenAnswers
 from router.frontend.prompt_answers import PromptAnswers
+from router.frontend.validation import MOST_IDS
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from router.frontend.http.chat_request import CHAT_NAMES, read_messages
 from router.frontend.http.completion_request import PROMPT_NAMES, read_prompt
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.tool_fields import read_tools
-from router.generation.request import GenerationRequest, Prompt, TokenPrompt
+from router.frontend.validation import MOST_IDS, check_num_ids
+from router.generation.request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 _NAMES: Final = {**PROMPT_NAMES, **CHAT_NAMES, **COMMON_NAMES}
 _TOKENS_NAMES: Final = {"tokens.ids": "tokens", **COMMON_NAMES}
@@ -38,7 +39,7 @@ class TokenAnswers:
 
     async def tokenize(self, exchange: Exchange, data: bytes) -> None:
         """The token ids of a text (``prompt``) or of a chat (``messages``). Raises DiptychError."""
-        content = parse(data, self.admission.max_model_len)
+        content = parse(data, self.admission.max_model_len, MOST_IDS)
         unserved.refuse(content, unserved.OF_TOKENS)
         prompt: Prompt
         names: Mapping[str, str] = _NAMES
@@ -50,9 +51,11 @@ class TokenAnswers:
             prompt = read_messages(content, tools)
         else:
             unserved.refuse(content, unserved.OF_COMPLETION)
-            prompt = read_prompt(content.get("prompt"), self.admission.max_model_len)
+            prompt = self._read_prompt(content, "prompt")
         with self.admission.hold(len(data)):
-            token_ids = await self._tokenize(exchange, content, prompt, len(data), names)
+            deadline_s = exchange.read_deadline_s()
+            request = _request(exchange, content, prompt, len(data))
+            token_ids = await self._tokenize(request, deadline_s, names)
             await exchange.send_json(
                 {
                     "count": len(token_ids),
@@ -63,32 +66,39 @@ class TokenAnswers:
 
     async def detokenize(self, exchange: Exchange, data: bytes) -> None:
         """The text of token ids. Raises DiptychError."""
-        content = parse(data, self.admission.max_model_len)
+        content = parse(data, self.admission.max_model_len, MOST_IDS)
         body = validated(_TokensBody, content)
-        prompt = read_prompt(content.get("tokens"), self.admission.max_model_len, "tokens")
+        prompt = self._read_prompt(content, "tokens")
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
         with self.admission.hold(len(data)):
-            token_ids = await self._tokenize(exchange, content, prompt, len(data), _TOKENS_NAMES)
-            text = self.admission.model.tokenizer.decode(
-                token_ids, skip_special=body.skip_special_tokens
+            deadline_s = exchange.read_deadline_s()
+            request = _request(exchange, content, prompt, len(data))
+            token_ids = await self._tokenize(request, deadline_s, _TOKENS_NAMES)
+            text = await self.admission.decode(
+                token_ids,
+                skip_special=body.skip_special_tokens,
+                tenant=exchange.tenant,
+                deadline_s=deadline_s,
             )
             await exchange.send_json({"prompt": text})
 
+    def _read_prompt(self, content: Mapping[str, object], field: str) -> TextPrompt | TokenPrompt:
+        return read_prompt(content.get(field), self.admission.max_model_len, field, check_num_ids)
+
     async def _tokenize(
-        self,
-        exchange: Exchange,
-        content: Mapping[str, object],
-        prompt: Prompt,
-        num_bytes: int,
-        names: Mapping[str, str],
+        self, request: GenerationRequest, deadline_s: float | None, names: Mapping[str, str]
     ) -> list[int]:
-        body = validated(_Body, content)
-        request = GenerationRequest(
-            prompt=prompt, model=body.model or "", tenant=exchange.tenant, num_bytes=num_bytes
-        )
-        deadline_s = exchange.read_deadline_s()
         try:
             return await self.admission.tokenize(request, deadline_s)
         except InvalidRequestError as error:
             raise renamed(error, names) from None
+
+
+def _request(
+    exchange: Exchange, content: Mapping[str, object], prompt: Prompt, num_bytes: int
+) -> GenerationRequest:
+    body = validated(_Body, content)
+    return GenerationRequest(
+        prompt=prompt, model=body.model or "", tenant=exchange.tenant, num_bytes=num_bytes
+    )

@@ -93,7 +93,7 @@ _ANY_CHAT: Final[Unserved] = {
     "separate_reasoning": (True,),
     "store": (False,),
     "stream_reasoning": (True,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 

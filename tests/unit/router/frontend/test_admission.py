@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,31 @@ async def test_a_form_beside_a_required_call_is_checked_and_says_nothing(
             assert "call_0" in form.grammar
     finally:
         await door.close()
+
+
+async def test_many_tokens_become_text_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = admission()
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer())
+    threads: list[threading.Thread] = []
+
+    def decode(token_ids: Sequence[int], *, skip_special: bool) -> str:
+        threads.append(threading.current_thread())
+        return tokenizer.decode(token_ids, skip_special=skip_special)
+
+    model = SimpleNamespace(tokenizer=SimpleNamespace(decode=decode))
+    monkeypatch.setattr(door, "_model", model)
+    ids = tokenizer.encode("ab")
+    for num, is_here in ((1, True), (5000, False)):
+        said = await door.decode(ids * num, skip_special=True, tenant=NOBODY, deadline_s=None)
+        assert said == "ab" * num
+        assert (threads.pop() is threading.main_thread()) == is_here
+    with pytest.raises(DeadlineExceededError):
+        await door.decode(
+            ids * 5000, skip_special=True, tenant=NOBODY, deadline_s=time.monotonic() - 1
+        )
+    await door.close()
 
 
 async def test_a_drain_refuses_what_is_new_and_no_part_of_what_was_let_in() -> None:

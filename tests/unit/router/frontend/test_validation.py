@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -318,6 +319,17 @@ def test_too_many_ids_are_refused_without_looking_at_one(where: str) -> None:
     with pytest.raises(InvalidRequestError, match="leave room for an answer"):
         validation.check(replace(request, **changed), facts())
     assert ids.num_read == 0
+
+
+def test_ids_that_nobody_answers_may_be_more_than_the_context() -> None:
+    check = partial(validation.check, facts=facts(), check_length=validation.check_num_ids)
+    request = GenerationRequest(prompt=TokenPrompt([5] * (MAX_LEN + 1)), num_bytes=1)
+    check(request)
+    ids = Counted(validation.MOST_IDS + 1)
+    with pytest.raises(InvalidRequestError, match="more than 524288"):
+        check(replace(request, prompt=TokenPrompt(ids)))
+    assert ids.num_read == 0
+    validation.check_num_ids(10**6, 10**6, "tokens")
 
 
 HALF = "a\ud800"

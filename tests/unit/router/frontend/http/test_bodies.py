@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from diptych.errors import InvalidRequestError
-from router.frontend.http.body import MOST_IDS, parse
+from router.frontend.http.body import parse
+from router.frontend.validation import MOST_IDS
 
 MAX_LEN = 100
 

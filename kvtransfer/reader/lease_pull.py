@@ -52,40 +52,21 @@ class LeasePull:
         source_address: str,
         wait_s: float,
         on_refetch: Callable[[], None],
-        on_end: Callable[[PullResult | PullError | None], None],
     ) -> None:
         """``pair`` is None where nobody named the source; ``source_address`` is for messages.
 
-        ``wait_s`` bounds each wait for the pair. ``on_end`` gets the outcome, None when
-        it was abandoned or cancelled.
+        ``wait_s`` bounds each wait for the pair.
         """
         self._pair = pair
         self._open_fetch = open_fetch
         self._source_address = source_address
         self._wait_s = wait_s
         self._on_refetch = on_refetch
-        self._on_end = on_end
         self._fetch: Pull | None = None  # the newest
         self._abandoned = False
 
     async def run(self) -> PullResult:
         """Pull until proven. Cancelling the task abandons the pull. Raises PullError."""
-        outcome: PullResult | PullError | None = None
-        try:
-            outcome = await self._run()
-            return outcome
-        except PullError as error:
-            outcome = None if self._abandoned else error
-            raise
-        finally:
-            self._on_end(outcome)
-
-    def abandon(self) -> frozenset[int]:
-        """End the pull now, as ``Pull.abandon``."""
-        self._abandoned = True
-        return frozenset() if self._fetch is None else self._fetch.abandon()
-
-    async def _run(self) -> PullResult:
         pair = self._pair
         failed: PullError | None = None
         series = FetchSeries()
@@ -109,6 +90,11 @@ class LeasePull:
                 if pair.link is link:
                     pair.measured(result.stats)
                 return result
+
+    def abandon(self) -> frozenset[int]:
+        """End the pull now, as ``Pull.abandon``."""
+        self._abandoned = True
+        return frozenset() if self._fetch is None else self._fetch.abandon()
 
     def _not_again(self, failed: PullError) -> PullError:
         """As the lost agent failed it; which of the two took long is said, too."""

@@ -11,7 +11,7 @@ from random import Random
 from typing import Protocol
 
 from diptych.rpc.peer_channel import Dialer
-from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
+from diptych.v1 import kv_source_pb2, worker_pb2
 from kvtransfer.config import PROBES_AT_ONCE
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import ScratchBlocks
@@ -20,7 +20,7 @@ from kvtransfer.reader.lease_pull import LeasePull
 from kvtransfer.reader.pair import PeerKey, SourcePair
 from kvtransfer.reader.proof import ProbeKit
 from kvtransfer.reader.proven_link import Link
-from kvtransfer.reader.pull_machine import PullError, PullRequest, PullResult
+from kvtransfer.reader.pull_machine import PullRequest
 from kvtransfer.reader.quarantine import Quarantine, ReapLimits, stuck_reads
 
 __all__ = ["PairTable", "PeerKey"]
@@ -34,19 +34,12 @@ _GRACE_S = 1.0  # that unfinished reads have, however many blocks they hold
 
 @dataclass(slots=True)
 class ReaderCounters:
-    """What a worker pulled since it started, for its metrics. Event loop only."""
+    """What pairs went through since the worker started, for its metrics. Event loop only."""
 
-    num_pulls_proven: int = 0
-    num_pulls_cancelled: int = 0
-    num_pulls_failed: Counter[str] = field(default_factory=Counter)  # by PullFailure name
     num_pairs_failed: Counter[str] = field(default_factory=Counter)  # by error reason
     num_refetches: int = 0  # under the same ticket, after a transport agent ended
-    num_bytes: Counter[str] = field(default_factory=Counter)  # proven, by transport
     num_agent_teardowns: int = 0
     num_transport_fallbacks: int = 0
-    read_s: float = 0.0
-    exposed_s: float = 0.0
-    digest_s: float = 0.0
 
 
 class LinkInterceptor(Protocol):
@@ -195,7 +188,6 @@ class PairTable:
             source_address=request.source_address,
             wait_s=self._timers.read_progress_s,
             on_refetch=self._refetched,
-            on_end=self._count,
         )
 
     def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
@@ -257,20 +249,6 @@ class PairTable:
             link = pair.link
             if link is not None and not link.peer.usable:
                 pair.lost("the transport agent ended")
-
-    def _count(self, outcome: PullResult | PullError | None) -> None:
-        counters = self.counters
-        if outcome is None:
-            counters.num_pulls_cancelled += 1
-        elif isinstance(outcome, PullError):
-            counters.num_pulls_failed[decode_pb2.PullFailure.Name(outcome.failure)] += 1
-        else:
-            stats = outcome.stats
-            counters.num_pulls_proven += 1
-            counters.num_bytes[stats.transport] += stats.num_bytes
-            counters.read_s += stats.read_s
-            counters.exposed_s += stats.exposed_s
-            counters.digest_s += stats.digest_s
 
     def _pair_failed(self, reason: str) -> None:
         self.counters.num_pairs_failed[reason] += 1

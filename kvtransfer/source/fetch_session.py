@@ -41,7 +41,6 @@ class SourceCounters:
     num_fetches_open: int = 0  # now
     num_confirmed: int = 0
     num_refused: Counter[str] = field(default_factory=Counter)  # by error reason
-    num_inline_bytes: int = 0
     digest_s: float = 0.0
 
 
@@ -293,7 +292,6 @@ class FetchSession:
             data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
             await self._write(FetchEvent(data=data))
             self._num_sent_bytes += len(payload)
-            self._deps.counters.num_inline_bytes += len(payload)
 
     def _confirm(self, confirm: kv_source_pb2.Confirm) -> None:
         if self._probe is None:

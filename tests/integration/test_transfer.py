@@ -60,8 +60,6 @@ async def test_a_pull_moves_exactly_the_bytes(
     assert 0 < stats.read_s <= stats.total_s
     assert 0 < stats.digest_s <= stats.total_s
     assert source.servicer.counters.num_confirmed == num_probes + 1
-    assert reader.pairs.counters.num_pulls_proven == 1
-    assert reader.pairs.counters.num_bytes[transport] == len(content)
     await until_idle(source)
     assert not reader.scratch.num_lent
     assert not source.scratch.num_lent
@@ -120,8 +118,8 @@ async def test_cancelling_frees_the_source_and_the_ticket_stays_good(
         await asyncio.sleep(0.1)
         assert pull.abandon() == frozenset()
         task.cancel()
+    assert task.cancelled()
     await until_idle(source)
-    assert reader.pairs.counters.num_pulls_cancelled == 1
     source.leases.announce("lease", NUM_TOKENS)
     await reader.pairs.open_pull(request).run()
     assert reader.content(LOCAL) == content

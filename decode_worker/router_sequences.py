@@ -186,14 +186,12 @@ class RouterSequences:
             return [actions.send_ended(sequence_id)]
         return self._end(sequence_id) if sequence_id in self._held else []
 
-    def release_all(self, error: DiptychError | None = None) -> list[Action]:
+    def release_all(self) -> list[Action]:
         """Free everything: the stream broke, or the worker stops."""
-        released: list[Action] = [
-            actions.send_ended(sequence_id, error=error) for sequence_id in self._asking
-        ]
+        released: list[Action] = [actions.send_ended(sequence_id) for sequence_id in self._asking]
         self._asking.clear()
         for sequence_id in list(self._held):
-            released += self._end(sequence_id, error=error)
+            released += self._end(sequence_id)
         return released
 
     def pull_proven(

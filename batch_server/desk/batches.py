@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Final
 
@@ -58,7 +58,6 @@ class BatchDesk:
         runner: Runner,
         bounds: TenantBounds,
         clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``clock``: Unix seconds."""
         self._batches = batches
@@ -66,7 +65,6 @@ class BatchDesk:
         self._runner = runner
         self._bounds = bounds
         self._clock = clock
-        self._sleep = sleep
         self._is_ending = False
         self._watching = TenantPlaces(
             "many batches are being watched", most_of_tenant=_MOST_OF_TENANT, most=_MOST_WATCHES
@@ -133,7 +131,7 @@ class BatchDesk:
         told = None
         while told is None or told.status not in ENDED:
             if told is not None:
-                await self._sleep(_LOOK_S)
+                await asyncio.sleep(_LOOK_S)
             if self._is_ending:
                 raise WorkerDrainingError("the server shuts down", retry_after_s=RETRY_LATER_S)
             batch = await self.find(tenant, batch_id)

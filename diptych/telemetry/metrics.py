@@ -78,16 +78,11 @@ class Metrics:
         return Counter(_full(name), definition, labels, registry=self.registry)
 
     def histograms(
-        self,
-        name: str,
-        definition: str,
-        label: str,
-        values: Iterable[str],
-        buckets: Sequence[float] = SECONDS_BUCKETS,
+        self, name: str, definition: str, label: str, values: Iterable[str]
     ) -> Mapping[str, Histogram]:
-        """One histogram per value of ``label``."""
+        """One histogram of seconds per value of ``label``."""
         family = Histogram(
-            _full(name), definition, [label], buckets=buckets, registry=self.registry
+            _full(name), definition, [label], buckets=SECONDS_BUCKETS, registry=self.registry
         )
         return {str(value): family.labels(str(value)) for value in values}
 

@@ -104,8 +104,8 @@ class Fault:
 class FaultScript:
     """The rules in force and how often each fired. Event loop only."""
 
-    def __init__(self, rules: Sequence[FaultRule] = (), seed: int = 0) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, rules: Sequence[FaultRule] = ()) -> None:
+        self.random = random.Random(0)
         self.set_rules(rules)
 
     def set_rules(self, rules: Sequence[FaultRule]) -> None:

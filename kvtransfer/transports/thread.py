@@ -29,7 +29,7 @@ class TransferThread:
     alone those are called; everything else is called from the event loop.
     """
 
-    def __init__(self, name: str = "kv-transfer") -> None:
+    def __init__(self) -> None:
         self._jobs: deque[Callable[[], None] | None] = deque()
         self._wake: socket.socket | None = None  # once started
         self._began_s: float | None = None  # what runs now; time.monotonic; the thread's to write
@@ -39,7 +39,7 @@ class TransferThread:
         self._timer_ids = itertools.count()
         self._selector: selectors.BaseSelector
         self._woken: socket.socket
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
     @property
     def native_id(self) -> int | None:

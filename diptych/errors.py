@@ -15,6 +15,8 @@ DOMAIN = "diptych.dev"
 
 # What ``retry_after_s`` says, s, wherever nothing better is known.
 RETRY_SOON_S = 0.05  # each step frees blocks
+# A guess: what has to pass first (a worker's start, a prompt's tokenising, a router's end) has no
+# time of its own that is known. The waiting room, which knows how soon requests end, says more.
 RETRY_LATER_S = 1.0  # a worker, or a place in a queue
 
 

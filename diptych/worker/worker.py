@@ -62,7 +62,7 @@ class Serving(Protocol):
     def ready_services(self) -> frozenset[str]:
         """Full names of the services whose requests may come, given that the engine is loaded.
 
-        None: the worker is not ready.
+        Empty: the worker is not ready.
         """
         ...
 

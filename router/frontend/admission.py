@@ -46,8 +46,6 @@ _MOST_WORDS = 8  # requests whose bad words are kept in tokens
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _INLINE_IDS = 4096  # more become text in a thread
 _MAX_TOKENIZING = 2  # at a time
-# A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
-# no time of its own that is known. The waiting room, which knows how soon requests end, says more.
 
 
 def most_open(config: RouterConfig) -> int:

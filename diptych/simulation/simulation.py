@@ -1,6 +1,7 @@
 """A whole run: requests go through a simulated cluster, and what came of it. Pure."""
 
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -49,8 +50,9 @@ class Placing(NamedTuple):
         )
         if self.name == "least-loaded":
             return plain
-        predicted = Predicted(plain)
-        return Guarded(predicted, plain) if self.is_guarded else predicted
+        chance = random.Random(seed).random
+        predicted = Predicted(plain, chance)
+        return Guarded(predicted, plain, chance) if self.is_guarded else predicted
 
 
 class BatchLoad(NamedTuple):

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-_LEAST_S = 0.25
-_MOST_S = 30.0
+from router.placement.comeback import comeback_s
+
 _UNKNOWN_S = 1.0  # between two ends, until two were seen
 _WEIGHT = 0.1  # of the newest interval in the average
 
@@ -33,11 +33,6 @@ class Departures:
         self._last_s = now if others_wait else None
 
     def retry_after_s(self, num_waiting: int) -> float:
-        """When so many that wait have probably been placed.
-
-        Half of it is left to chance, so that those who were refused together do not come
-        back together.
-        """
+        """When so many that wait have probably been placed; half of it is chance."""
         interval_s = _UNKNOWN_S if self._interval_s is None else self._interval_s
-        expected_s = min(max(num_waiting * interval_s, _LEAST_S), _MOST_S)
-        return expected_s * (0.5 + self._chance())
+        return comeback_s(num_waiting * interval_s, self._chance)

@@ -34,7 +34,7 @@ class Guarded:
     """
 
     def __init__(
-        self, predicted: Predicted, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5
+        self, predicted: Predicted, plain: LeastLoaded, chance: Callable[[], float]
     ) -> None:
         """``plain`` and ``chance`` are those that ``predicted`` was made with."""
         self.cache = plain.cache

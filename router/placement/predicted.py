@@ -66,7 +66,7 @@ class Predicted:
     cached where.
     """
 
-    def __init__(self, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5) -> None:
+    def __init__(self, plain: LeastLoaded, chance: Callable[[], float]) -> None:
         """``chance`` is uniform in [0, 1): who is refused together does not come back together."""
         self._plain = plain
         self.cache = plain.cache

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Final
 
+from router.placement.comeback import comeback_s
 from router.placement.types import Objectives, Unreachable
 
-_LEAST_RETRY_S: Final = 0.25
-_MOST_RETRY_S: Final = 30.0
 _HARDLY_S: Final = 0.01  # since it came: not worth a word
 
 
@@ -14,19 +13,15 @@ def too_late(
     ttft_s: float, objectives: Objectives, chance: Callable[[], float] | None
 ) -> Unreachable:
     """It would come in ``ttft_s`` from now, later than is wanted. It may be asked for again when
-    what is before it has probably become so much less; half of that by ``chance``, uniform in
-    [0, 1), so that who is refused together does not come back together. None: it is always too
-    late.
+    what is before it has probably become so much less; half of that by ``chance``. None: it is
+    always too late.
     """
     left_s = max(0.0, objectives.ttft_s or 0.0)
     whole_s = objectives.whole_ttft_s or left_s
     what = f"ttft_ms: the first token is wanted within {whole_s:.3f} s"
     if whole_s - left_s > _HARDLY_S:
         what += f", of which {left_s:.3f} are left,"
-    retry_after_s = None
-    if chance is not None:
-        late_s = min(max(ttft_s - left_s, _LEAST_RETRY_S), _MOST_RETRY_S)
-        retry_after_s = late_s * (0.5 + chance())
+    retry_after_s = None if chance is None else comeback_s(ttft_s - left_s, chance)
     return Unreachable(f"{what} and foretold in {ttft_s:.3f} s", retry_after_s)
 
 

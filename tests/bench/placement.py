@@ -118,9 +118,9 @@ def policies(num_workers: int) -> Iterator[tuple[str, Policy, Snapshot]]:
     seen = snapshot(num_workers, random.Random(num_workers))
     plain = _remembering(seen)
     yield "least-loaded", plain, seen
-    yield "predicted", Predicted(plain), seen
+    yield "predicted", Predicted(plain, random.random), seen
     seen = snapshot(num_workers, random.Random(num_workers), of_both=True)
-    yield "predicted, of both roles", Predicted(_remembering(seen)), seen
+    yield "predicted, of both roles", Predicted(_remembering(seen), random.random), seen
 
 
 def _remembering(seen: Snapshot) -> LeastLoaded:

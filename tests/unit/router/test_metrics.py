@@ -65,7 +65,7 @@ def test_how_much_is_cached() -> None:
 
 def test_a_scraper_is_told_that_placement_is_fixed() -> None:
     plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
-    policy = Guarded(Predicted(plain), plain)
+    policy = Guarded(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
     registry = CollectorRegistry()
     read_placement(Metrics(registry), policy)
 

@@ -269,7 +269,7 @@ def test_decisions_are_those_of_the_real_policy(mirrored: Mirrored, name: str) -
         plain = LeastLoaded(
             CacheIndex(1000), local_below_tokens=16, allow_local=True, allow_recompute=True
         )
-        return plain if name == "least-loaded" else Predicted(plain)
+        return plain if name == "least-loaded" else Predicted(plain, lambda: 0.5)
 
     theirs, ours = policy(), policy()
     for num_tokens in (8, 20, 100, 200):

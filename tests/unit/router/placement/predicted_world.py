@@ -57,7 +57,7 @@ def made(below: int = 0) -> Predicted:
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=below, allow_local=True, allow_recompute=True
     )
-    return Predicted(plain)
+    return Predicted(plain, lambda: 0.5)
 
 
 def place(

@@ -30,7 +30,7 @@ def made() -> ByObjectives:
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True
     )
-    return ByObjectives(Predicted(plain), plain)
+    return ByObjectives(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
 
 
 def test_who_wants_nothing_is_placed_by_load() -> None:

@@ -247,7 +247,7 @@ def test_where_nobody_may_compute_locally_it_is_waited_for_prefill_workers() -> 
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=0, allow_local=False, allow_recompute=True
     )
-    policy, snapshot = Predicted(plain), Snapshot((), (view_d(D1, 0, MODEL),))
+    policy, snapshot = Predicted(plain, lambda: 0.5), Snapshot((), (view_d(D1, 0, MODEL),))
     asked = dataclasses.replace(QUERY, objectives=Objectives(0.001), may_refuse=True)
     assert policy.place(asked, snapshot) is None
     assert policy.foresee(asked, snapshot, 0.0) is None

@@ -172,7 +172,7 @@ def test_of_few_requests_nothing_is_said() -> None:
 
 def made() -> Guarded:
     plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
-    return Guarded(Predicted(plain), plain)
+    return Guarded(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
 
 
 def snapshot(factor: float) -> Snapshot:

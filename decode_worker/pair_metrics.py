@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from diptych.telemetry.metrics import Metrics, Sample
 from diptych.v1 import worker_pb2
+from diptych.wire_names import PAIR_STATE_NAMES
 from kvtransfer.reader.pairs import PairTable
 
 
@@ -25,10 +26,10 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         ]
 
     def states() -> Iterable[Sample]:
-        count = dict.fromkeys(_STATES, 0)
+        count = dict.fromkeys(PAIR_STATE_NAMES, 0)
         for pair in pairs.pairs():
             count[pair.state] += 1
-        return [((name,), float(count[state])) for state, name in _STATES.items()]
+        return [((name,), float(count[state])) for state, name in PAIR_STATE_NAMES.items()]
 
     counters = pairs.counters
     metrics.read_gauges(
@@ -81,10 +82,3 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         "Blocks since start whose read was unfinished when their pull ended.",
         lambda: pairs.num_quarantined_blocks_ever,
     )
-
-
-_STATES: dict[worker_pb2.PairState, str] = {
-    worker_pb2.PAIR_STATE_CONNECTING: "connecting",
-    worker_pb2.PAIR_STATE_PROVEN: "proven",
-    worker_pb2.PAIR_STATE_FAILED: "failed",
-}

@@ -6,7 +6,7 @@ from decode_worker.app import DecodeRole
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
-from diptych.worker.held_roles import NAMES
+from diptych.wire_names import ROLE_NAMES
 from diptych.worker.roles import MakeRole, serve_roles
 from diptych.worker.status import WorkerStatus
 from prefill_worker.app import PrefillRole
@@ -26,5 +26,5 @@ async def serve(config: SoftWorkerConfig, stop: asyncio.Event, ready: Ready) -> 
         worker_pb2.WORKER_ROLE_PREFILL: prefill,
         worker_pb2.WORKER_ROLE_DECODE: decode,
     }
-    held = [role for role in makers if NAMES[role] in config.roles]
+    held = [role for role in makers if ROLE_NAMES[role] in config.roles]
     await serve_roles(config, config.transfer, makers, stop, ready, held=held)

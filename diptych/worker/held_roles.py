@@ -4,17 +4,12 @@ A role that is lost takes nothing new from that moment on. What it had runs on, 
 there are meanwhile: nothing here knows of it.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from diptych.errors import InvalidRequestError, WorkerDrainingError
-from diptych.v1 import worker_pb2
 from diptych.v1.worker_pb2 import WorkerRole
-
-NAMES: Final[Mapping[int, str]] = {
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-}
+from diptych.wire_names import ROLE_NAMES
 
 
 class RoleChange(NamedTuple):
@@ -45,13 +40,13 @@ class HeldRoles:
         if len(set(wanted)) < len(wanted):
             raise InvalidRequestError("names one twice", field="roles")
         for role in wanted:
-            if role not in NAMES:
+            if role not in ROLE_NAMES:
                 raise InvalidRequestError(f"{role} is no role", field="roles")
             if role not in self.able:
-                served = ", ".join(NAMES[each] for each in self.able)
+                served = ", ".join(ROLE_NAMES[each] for each in self.able)
                 raise InvalidRequestError(
-                    f"this process serves {served} alone, not {NAMES[role]}: a worker that was "
-                    "started as diptych worker serves both",
+                    f"this process serves {served} alone, not {ROLE_NAMES[role]}: a worker that "
+                    "was started as diptych worker serves both",
                     field="roles",
                 )
         before = self.held
@@ -61,4 +56,4 @@ class HeldRoles:
     def check(self, role: WorkerRole) -> None:
         """Raises WorkerDrainingError: new work of that role is for others."""
         if role not in self.held:
-            raise WorkerDrainingError(f"the worker has not the role {NAMES[role]} now")
+            raise WorkerDrainingError(f"the worker has not the role {ROLE_NAMES[role]} now")

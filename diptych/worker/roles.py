@@ -9,11 +9,11 @@ from diptych.process import Ready
 from diptych.rpc.identity import Identity
 from diptych.service_host import ServiceHost
 from diptych.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.wire_names import ROLE_NAMES
 from diptych.worker.cache_watch import CacheServicer
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
-from diptych.worker.held_roles import NAMES
 from diptych.worker.role import Role, RoleParts
 from diptych.worker.role_admin import RoleAdmin
 from diptych.worker.scratch import PoolScratch
@@ -131,7 +131,7 @@ class Roles:
             layout=parts.layout,
             memory=parts.memory,
             read_only=role.role == worker_pb2.WORKER_ROLE_PREFILL,
-            name=NAMES[role.role],
+            name=ROLE_NAMES[role.role],
         )
         try:
             yield endpoint

@@ -12,7 +12,8 @@ from diptych.rpc.server import Context
 from diptych.telemetry.tracing import Tracing
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import ServingState, WorkerRole
-from diptych.worker.held_roles import NAMES, HeldRoles, RoleChange
+from diptych.wire_names import ROLE_NAMES
+from diptych.worker.held_roles import HeldRoles, RoleChange
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class WorkerStatus:
 
 
 def _names(roles: Iterable[WorkerRole]) -> str:
-    return ",".join(NAMES[role] for role in roles)
+    return ",".join(ROLE_NAMES[role] for role in roles)
 
 
 def still_loading() -> NoWorkerError:

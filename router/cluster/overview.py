@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
+from diptych.wire_names import PAIR_STATE_NAMES
 from router.cluster.member import (
     BYTES_PER_S,
     STEP_S,
@@ -25,11 +26,6 @@ _STATES: Final[Mapping[int, str]] = {
     worker_pb2.SERVING_STATE_READY: "ready",
     worker_pb2.SERVING_STATE_DRAINING: "draining",
     worker_pb2.SERVING_STATE_FAILED: "failed",
-}
-_PAIR_STATES: Final[Mapping[int, str]] = {
-    worker_pb2.PAIR_STATE_CONNECTING: "connecting",
-    worker_pb2.PAIR_STATE_PROVEN: "proven",
-    worker_pb2.PAIR_STATE_FAILED: "failed",
 }
 _UNKNOWN: Final = "unknown"  # what a newer worker says
 
@@ -102,7 +98,7 @@ def _pairs(member: DecodeMember) -> Iterator[PairReport]:
         yield PairReport(
             prefill=pair.source_address,
             decode=_address(member),
-            state=_PAIR_STATES.get(pair.state, _UNKNOWN),
+            state=PAIR_STATE_NAMES.get(pair.state, _UNKNOWN),
             transport=pair.transport[:MAX_MESSAGE_CHARACTERS],
             bytes_per_s=measured(pair.bytes_per_s, BYTES_PER_S),
             num_pulls=pair.transfer.num_pulls,

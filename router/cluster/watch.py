@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Final
 
@@ -11,18 +11,14 @@ from google.protobuf.descriptor import EnumDescriptor
 
 from diptych.errors import DiptychError
 from diptych.rpc.client_stream import ClientStream, keep_open
-from diptych.rpc.identity import PeerRole
 from diptych.rpc.peer_channel import Dialer, PeerChannel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
+from diptych.wire_names import ROLE_NAMES
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
 
 _progress = attrgetter("progress")
-_PEER_ROLES: Mapping[int, PeerRole] = {
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-}
 NO_ROLES: Final[frozenset[int]] = frozenset()
 
 
@@ -37,7 +33,7 @@ def able_roles_of(state: worker_pb2.WorkerState) -> frozenset[int]:
 
 
 def _known(roles: Iterable[int]) -> frozenset[int]:
-    return frozenset(role for role in roles if role in _PEER_ROLES)
+    return frozenset(role for role in roles if role in ROLE_NAMES)
 
 
 def _nowhere_else(watch: "WorkerWatch", incarnation: str) -> str | None:
@@ -69,7 +65,7 @@ class WorkerWatch:
         ``elsewhere`` is where else the process of an incarnation is watched, None: nowhere.
         """
         self.address = address
-        self._peer = PeerChannel(dialer, address, _PEER_ROLES[wish])
+        self._peer = PeerChannel(dialer, address, ROLE_NAMES[wish])
         self.state: worker_pb2.WorkerState | None = None
         self.heard_s = 0.0  # when it came, by the clock
         self._wrong = ""  # incarnation of a process at the address of no role that we know
@@ -85,7 +81,7 @@ class WorkerWatch:
 
     def expect(self, wish: worker_pb2.WorkerRole) -> None:
         """What the certificate has to name of whoever is met there next."""
-        self._peer.expect(_PEER_ROLES[wish])
+        self._peer.expect(ROLE_NAMES[wish])
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -182,7 +178,7 @@ class WorkerWatch:
             )
         roles, earlier = roles_of(state), NO_ROLES if before is None else roles_of(before)
         if roles != earlier:
-            names = sorted(_PEER_ROLES[role] for role in roles)
+            names = sorted(ROLE_NAMES[role] for role in roles)
             logger.info("worker roles", extra={"worker": self.address, "roles": names})
         if before is not None and before.state != state.state:
             name = _name(worker_pb2.ServingState.DESCRIPTOR, state.state)

@@ -23,11 +23,9 @@ from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
 from diptych.process import Ready, settle
-from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.telemetry.metrics import Metrics
-from router.client_settings import PublicTls
 from router.frontend.callers.callers import Anybody, Callers, authorization
 from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
@@ -131,7 +129,7 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
         max_connection_age_s=_UNBOUNDED_S,
         max_connection_grace_s=_UNBOUNDED_S,
         body_patience_s=config.timers.client_write_s,
-        certificate=_certificate(config.public_tls),
+        certificate=config.public_tls.read(),
         gate=None if isinstance(callers, Anybody) else gate,
     )
 
@@ -145,10 +143,3 @@ def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:
         "Lines that may be with routers: fewer after these had no room.",
         lambda: slots.pace.limit,
     )
-
-
-def _certificate(files: PublicTls) -> Certificate | None:
-    """Raises ConfigurationError."""
-    if files.certificate is None or files.key is None:
-        return None
-    return Certificate("public-tls", files.certificate, files.key)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.request_class import RequestClass
+from diptych.rpc.identity import Certificate
 from diptych.service_level import ObjectiveMs
 from diptych.tenant import MAX_LIMIT, Limits
 
@@ -57,6 +58,12 @@ class PublicTls(BaseModel):
             if getattr(self, missing) is None and getattr(self, given) is not None:
                 raise ValueError(f"--public-tls.{missing}: is required by --public-tls.{given}")
         return self
+
+    def read(self) -> Certificate | None:
+        """What the files hold; None: there are none. Raises ConfigurationError."""
+        if self.certificate is None or self.key is None:
+            return None
+        return Certificate("public-tls", self.certificate, self.key)
 
 
 class JwtSettings(BaseModel):

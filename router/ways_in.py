@@ -8,7 +8,6 @@ from diptych.errors import InvalidApiKeyError
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
-from router.client_settings import PublicTls
 from router.config import RouterConfig
 from router.frontend.admission import Admission, most_open
 from router.frontend.callers.callers import Anybody, Callers, authorization
@@ -116,7 +115,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
         body_patience_s=config.timers.client_write_s,
-        certificate=_certificate(config.public_tls),
+        certificate=config.public_tls.read(),
         gate=gate,
         shares_port=config.shares_ports,
     )
@@ -132,10 +131,3 @@ def is_cluster_told(config: RouterConfig, callers: Callers) -> bool:
 def _most_streams(config: RouterConfig) -> int:
     """How many calls may be open that ask for something only now and then."""
     return config.max_concurrent
-
-
-def _certificate(files: PublicTls) -> Certificate | None:
-    """Raises ConfigurationError."""
-    if files.certificate is None or files.key is None:
-        return None
-    return Certificate("public-tls", files.certificate, files.key)

@@ -16,7 +16,7 @@ from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
 from kvtransfer.rank_pools import RankPools
 from kvtransfer.transports.base import Transport
-from kvtransfer.transports.choice import Place, open_transport
+from kvtransfer.transports.choice import Site, open_transport
 from kvtransfer.transports.lanes import nixl_lanes
 from kvtransfer.transports.thread import TransferThread, deliver
 
@@ -156,7 +156,7 @@ class TransferEndpoint:
 
     async def _add(self, name: TransportName) -> None:
         changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
-        place = Place(
+        site = Site(
             self.config,
             self._agent_name,
             self.memory,
@@ -166,7 +166,7 @@ class TransferEndpoint:
             self._read_only,
             self.transports,
         )
-        opening = partial(open_transport, name, place)
+        opening = partial(open_transport, name, site)
         try:
             async with asyncio.timeout(_OPEN_S):
                 transport = self.transports[name] = await self.thread.call(opening)

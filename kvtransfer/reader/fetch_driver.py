@@ -1,4 +1,4 @@
-"""The shell of one pull: gRPC stream, reads on the transfer thread, timers."""
+"""The shell of one fetch: gRPC stream, reads on the transfer thread, timers."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
 MAX_UNWRITTEN_MESSAGES = 8  # inline: received, not yet copied into blocks
 
 
-class PullPlan(NamedTuple):
+class FetchPlan(NamedTuple):
     """What one Fetch asks for and expects."""
 
     open: kv_source_pb2.FetchOpen
@@ -49,12 +49,12 @@ class PullPlan(NamedTuple):
         return self.open.HasField("num_probe_blocks")
 
 
-class Pull:
+class FetchDriver:
     """One fetch over one link, run once by one task on the event loop."""
 
     def __init__(
         self,
-        plan: PullPlan,
+        plan: FetchPlan,
         link: Link,
         endpoint: TransferEndpoint,
         quarantine: Quarantine,

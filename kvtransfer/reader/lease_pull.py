@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from diptych.v1 import decode_pb2
-from kvtransfer.reader.fetch_driver import Pull
+from kvtransfer.reader.fetch_driver import FetchDriver
 from kvtransfer.reader.pair import SourcePair
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullError, PullResult
@@ -47,7 +47,7 @@ class LeasePull:
     def __init__(
         self,
         pair: SourcePair | None,
-        open_fetch: Callable[[Link], Pull],
+        open_fetch: Callable[[Link], FetchDriver],
         *,
         source_address: str,
         wait_s: float,
@@ -62,7 +62,7 @@ class LeasePull:
         self._source_address = source_address
         self._wait_s = wait_s
         self._on_refetch = on_refetch
-        self._fetch: Pull | None = None  # the newest
+        self._fetch: FetchDriver | None = None  # the newest
         self._abandoned = False
 
     async def run(self) -> PullResult:
@@ -92,7 +92,7 @@ class LeasePull:
                 return result
 
     def abandon(self) -> frozenset[int]:
-        """End the pull now, as ``Pull.abandon``."""
+        """End the pull now, as ``FetchDriver.abandon``."""
         self._abandoned = True
         return frozenset() if self._fetch is None else self._fetch.abandon()
 

@@ -15,7 +15,7 @@ from diptych.v1 import kv_source_pb2, worker_pb2
 from kvtransfer.config import PROBES_AT_ONCE
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import ScratchBlocks
-from kvtransfer.reader.fetch_driver import Pull, PullPlan
+from kvtransfer.reader.fetch_driver import FetchDriver, FetchPlan
 from kvtransfer.reader.lease_pull import LeasePull
 from kvtransfer.reader.pair import PeerKey, SourcePair
 from kvtransfer.reader.proof import ProbeKit
@@ -190,10 +190,10 @@ class PairTable:
             on_refetch=self._refetched,
         )
 
-    def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
+    def _open_fetch(self, request: PullRequest, link: Link) -> FetchDriver:
         if self._interceptor is not None:
             link = self._interceptor.link(link, request.num_tokens)
-        plan = PullPlan(
+        plan = FetchPlan(
             open=kv_source_pb2.FetchOpen(
                 reader_incarnation=self._endpoint.incarnation,
                 source_incarnation=request.source_incarnation,
@@ -205,7 +205,7 @@ class PairTable:
             prompt_digest=request.prompt_digest,
             local_block_ids=request.local_block_ids,
         )
-        return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
+        return FetchDriver(plan, link, self._endpoint, self._quarantine, self._timers)
 
     async def _reap(self, tasks: asyncio.TaskGroup) -> None:
         """Tear an agent down when a read over it never ends; its pairs prove themselves again.

@@ -23,7 +23,7 @@ from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint, compare_layout
 from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.failures import connect_failure, read_failure
-from kvtransfer.reader.fetch_driver import Pull, PullPlan
+from kvtransfer.reader.fetch_driver import FetchDriver, FetchPlan
 from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
@@ -161,7 +161,7 @@ class LinkProver:
     async def _pull_scratch(self, link: Link) -> common_pb2.TransferStats:
         kit = self._kit
         num_blocks = kit.endpoint.config.probe_blocks
-        plan = PullPlan(
+        plan = FetchPlan(
             open=kv_source_pb2.FetchOpen(
                 reader_incarnation=kit.endpoint.incarnation,
                 source_incarnation=self._incarnation,
@@ -172,11 +172,11 @@ class LinkProver:
             prompt_digest=b"",
             local_block_ids=tuple(kit.scratch.allocate(num_blocks)),
         )
-        pull = Pull(plan, link, kit.endpoint, kit.quarantine, kit.timers)
+        fetch = FetchDriver(plan, link, kit.endpoint, kit.quarantine, kit.timers)
         try:
-            return (await pull.run()).stats
+            return (await fetch.run()).stats
         finally:
-            unfinished = pull.abandon()
+            unfinished = fetch.abandon()
             kit.scratch.free([b for b in plan.local_block_ids if b not in unfinished])
 
 

@@ -18,7 +18,7 @@ from kvtransfer.transports.thread import TransferThread
 from kvtransfer.transports.ways import HOST
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """Where a transport is to work."""
 
     config: TransferConfig
@@ -36,85 +36,85 @@ class Place(NamedTuple):
         return all(rank.memory.shared_fd is not None for rank in self.ranks)
 
     @property
-    def ranks(self) -> list["RankPlace"]:
+    def ranks(self) -> list["RankSite"]:
         """Where the agent of each rank is."""
         if not isinstance(self.memory, RankPools):
-            return [RankPlace(self.agent_name, self.memory)]
+            return [RankSite(self.agent_name, self.memory)]
         return [
-            RankPlace(f"{self.agent_name}.rank-{rank}", part)
+            RankSite(f"{self.agent_name}.rank-{rank}", part)
             for rank, part in enumerate(self.memory.parts)
         ]
 
 
-class RankPlace(NamedTuple):
-    """One rank's part of a place."""
+class RankSite(NamedTuple):
+    """One rank's part of a site."""
 
     agent_name: str
     memory: PoolMemory
 
 
-class Way(NamedTuple):
+class Opening(NamedTuple):
     """One transport: how it is opened, and what it cannot do without."""
 
-    open: Callable[[Place], Transport]  # on the transfer thread
+    open: Callable[[Site], Transport]  # on the transfer thread
     needs_shared_memory: bool = False
     needs_module: str = ""  # and the extra of that name; only where it is not among ours
 
 
-def _open_inline(place: Place) -> Transport:
-    return InlineTransport(place.memory)
+def _open_inline(site: Site) -> Transport:
+    return InlineTransport(site.memory)
 
 
-def _open_nixl(place: Place) -> Transport:
+def _open_nixl(site: Site) -> Transport:
     """Inside the worker where that is asked for, and where no other process maps the pool."""
-    if place.is_shared and place.config.nixl_process == "child":
-        return _open_child("nixl", nixl_lanes, place)
-    from kvtransfer.transports.nixl import NixlTransport  # needs numpy
+    if site.is_shared and site.config.nixl_process == "child":
+        return _open_child("nixl", nixl_lanes, site)
+    from kvtransfer.transports.inside import InsideTransport  # needs numpy
 
     return _of_ranks(
-        place,
-        lambda rank: NixlTransport(
-            place.config, rank.agent_name, rank.memory, place.thread, place.on_change
+        site,
+        lambda rank: InsideTransport(
+            site.config, rank.agent_name, rank.memory, site.thread, site.on_change
         ),
     )
 
 
-def _open_ucxx(place: Place) -> Transport:
-    return _open_child("ucxx", ucxx_lanes, place)
+def _open_ucxx(site: Site) -> Transport:
+    return _open_child("ucxx", ucxx_lanes, site)
 
 
-def _open_child(library: str, lanes_of: LanesOf, place: Place) -> Transport:
+def _open_child(library: str, lanes_of: LanesOf, site: Site) -> Transport:
     """``library``: as ``agents.main`` names it."""
     from kvtransfer.transports.child import ChildTransport  # needs numpy
 
     return _of_ranks(
-        place,
+        site,
         lambda rank: ChildTransport(
             library,
             lanes_of,
-            place.config,
+            site.config,
             rank.agent_name,
             rank.memory,
-            place.thread,
-            place.on_change,
-            read_only=place.read_only,
+            site.thread,
+            site.on_change,
+            read_only=site.read_only,
         ),
     )
 
 
-def _of_ranks(place: Place, open_one: Callable[[RankPlace], RankTransport]) -> Transport:
-    parts = [open_one(rank) for rank in place.ranks]
-    return RankTransports(parts, place.memory.block_bytes, place.stretch_bytes)
+def _of_ranks(site: Site, open_one: Callable[[RankSite], RankTransport]) -> Transport:
+    parts = [open_one(rank) for rank in site.ranks]
+    return RankTransports(parts, site.memory.block_bytes, site.stretch_bytes)
 
 
-def _open_staged(place: Place) -> Transport:
+def _open_staged(site: Site) -> Transport:
     """Beside a device an agent of the staging blocks; else the one that reads the pool anyway."""
-    if place.memory.memory_kind == HOST:
-        return StagedTransport(place.opened.get("nixl") or _open_nixl(place), None)
-    assert isinstance(place.memory, DeviceCopies)
-    staging = _staging(place.memory, place.config.staging_bytes)
-    stage = Stage(place.memory, staging, StagingSlots(staging.num_blocks))
-    beside = place._replace(memory=staging, agent_name=f"{place.agent_name}.staged")
+    if site.memory.memory_kind == HOST:
+        return StagedTransport(site.opened.get("nixl") or _open_nixl(site), None)
+    assert isinstance(site.memory, DeviceCopies)
+    staging = _staging(site.memory, site.config.staging_bytes)
+    stage = Stage(site.memory, staging, StagingSlots(staging.num_blocks))
+    beside = site._replace(memory=staging, agent_name=f"{site.agent_name}.staged")
     return StagedTransport(_open_child("nixl", nixl_lanes, beside), stage)
 
 
@@ -133,27 +133,27 @@ def _staging(pool: DeviceCopies, num_bytes: int) -> HostMemory:
         ) from error
 
 
-TRANSPORTS: Mapping[TransportName, Way] = {
-    "nixl": Way(_open_nixl),
-    "ucxx": Way(_open_ucxx, needs_shared_memory=True, needs_module="ucxx"),
-    "staged": Way(_open_staged),
-    "inline": Way(_open_inline),
+TRANSPORTS: Mapping[TransportName, Opening] = {
+    "nixl": Opening(_open_nixl),
+    "ucxx": Opening(_open_ucxx, needs_shared_memory=True, needs_module="ucxx"),
+    "staged": Opening(_open_staged),
+    "inline": Opening(_open_inline),
 }
 
 
-def open_transport(name: TransportName, place: Place) -> Transport:
+def open_transport(name: TransportName, site: Site) -> Transport:
     """Make one, on the transfer thread; it may take a while to get ready.
 
     Raises ConfigurationError: it lacks what it needs here.
     """
-    way = TRANSPORTS[name]
-    if way.needs_shared_memory and not place.is_shared:
+    opening = TRANSPORTS[name]
+    if opening.needs_shared_memory and not site.is_shared:
         raise ConfigurationError(
             f"transfer.transports: {name} needs a KV pool in shared host memory, that of device cpu"
         )
-    if way.needs_module and importlib.util.find_spec(way.needs_module) is None:
+    if opening.needs_module and importlib.util.find_spec(opening.needs_module) is None:
         raise ConfigurationError(
             f"transfer.transports: {name} is not installed: "
             f"pip install -e '.[{name}]' (in Diptych's clone)"
         )
-    return way.open(place)
+    return opening.open(site)

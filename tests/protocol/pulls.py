@@ -135,7 +135,7 @@ class FakePull:
         self.worker.pulls.append(self)
 
     def abandon(self) -> frozenset[int]:
-        """As Pull.abandon; the task that runs it hears no more."""
+        """As FetchDriver.abandon; the task that runs it hears no more."""
         if self.machine is not None:
             self.machine.failed()
         if self._stream is not None:

@@ -11,7 +11,7 @@ from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.endpoint import TransferEndpoint, compare_layouts, stretch_bytes
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports.base import Transport
-from kvtransfer.transports.choice import Place, open_transport
+from kvtransfer.transports.choice import Site, open_transport
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -100,9 +100,9 @@ async def test_no_two_ends_of_a_process_call_their_agents_alike(
 ) -> None:
     names: list[str] = []
 
-    def noted(transport: TransportName, place: Place) -> Transport:
-        names.append(place.agent_name)
-        return open_transport(transport, place)
+    def noted(transport: TransportName, site: Site) -> Transport:
+        names.append(site.agent_name)
+        return open_transport(transport, site)
 
     monkeypatch.setattr(endpoints, "open_transport", noted)
     config, memory = TransferConfig(transports=("inline",)), HostMemory(bytearray(64), 16)
@@ -120,7 +120,7 @@ async def test_a_library_that_hangs_as_it_is_opened_ends_that_in_time(
 ) -> None:
     """The worker tells it, instead of starting for ever."""
     goes_on = threading.Event()
-    monkeypatch.setattr(endpoints, "open_transport", lambda name, place: goes_on.wait())
+    monkeypatch.setattr(endpoints, "open_transport", lambda name, site: goes_on.wait())
     monkeypatch.setattr(endpoints, "_OPEN_S", 0.01)
     monkeypatch.setattr(endpoints, "_CLOSE_S", 0.01)
     config = TransferConfig(transports=["nixl"])

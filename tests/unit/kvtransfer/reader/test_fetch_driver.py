@@ -10,7 +10,7 @@ import pytest
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2
 from kvtransfer.memory import HostMemory
-from kvtransfer.reader.fetch_driver import Pull, PullPlan
+from kvtransfer.reader.fetch_driver import FetchDriver, FetchPlan
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
@@ -30,13 +30,13 @@ class Call:
         return self.last
 
 
-def pull() -> Pull:
-    plan = PullPlan(
+def driver() -> FetchDriver:
+    plan = FetchPlan(
         open=kv_source_pb2.FetchOpen(), end_token=16, prompt_digest=b"", local_block_ids=(0,)
     )
     link = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
     endpoint = SimpleNamespace(thread=None, memory=HostMemory(bytearray(16), 16))
-    return Pull(
+    return FetchDriver(
         plan, link, cast(Any, endpoint), Quarantine(lambda _: None, lambda _: None), Timers()
     )
 
@@ -50,7 +50,7 @@ def pull() -> Pull:
 )
 async def test_what_cannot_be_read_is_told_from_an_end(last: object, why: str) -> None:
     with pytest.raises(PullError, match=why) as caught:
-        await pull()._receive(cast(Any, Call(last)))
+        await driver()._receive(cast(Any, Call(last)))
     assert caught.value.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
 
 
@@ -95,5 +95,5 @@ def error_of(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 async def test_a_source_that_refuses_while_we_write_is_not_lost() -> None:
     with pytest.raises(PullError, match="not for you") as caught:
-        await pull()._receive(cast(Any, RefusedCall()))
+        await driver()._receive(cast(Any, RefusedCall()))
     assert caught.value.failure == decode_pb2.PULL_FAILURE_TRANSPORT

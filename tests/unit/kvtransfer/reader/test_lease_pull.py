@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.reader.fetch_driver import Pull
+from kvtransfer.reader.fetch_driver import FetchDriver
 from kvtransfer.reader.lease_pull import MAX_FETCHES, LeasePull
 from kvtransfer.reader.pair import PeerKey, SourcePair
 from kvtransfer.reader.proof import ProbeKit
@@ -75,7 +75,9 @@ class Case:
         def count() -> None:
             self.num_refetches += 1
 
-        open_fetch = cast("Callable[[Link], Pull]", lambda _: Fetch(next(outcomes), meanwhile))
+        open_fetch = cast(
+            "Callable[[Link], FetchDriver]", lambda _: Fetch(next(outcomes), meanwhile)
+        )
         self.pull = LeasePull(
             pair,
             open_fetch,

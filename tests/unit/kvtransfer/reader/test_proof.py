@@ -15,7 +15,7 @@ from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import PROBES_AT_ONCE, TransferConfig
 from kvtransfer.errors import TransportError
 from kvtransfer.reader import proof
-from kvtransfer.reader.fetch_driver import PullPlan
+from kvtransfer.reader.fetch_driver import FetchPlan
 from kvtransfer.reader.proof import LinkProver, ProbeKit
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullResult
@@ -27,7 +27,7 @@ LINK = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
 
 
 class Probe:
-    """A Pull whose source takes a while, or for ever."""
+    """A FetchDriver whose source takes a while, or for ever."""
 
     num_now = most_at_once = num_done = 0
 
@@ -60,7 +60,7 @@ class Unserved(Probe):
 class Unfinished(Unserved):
     """One of its reads writes on after it was given up."""
 
-    def __init__(self, plan: PullPlan, *given: object) -> None:
+    def __init__(self, plan: FetchPlan, *given: object) -> None:
         self._block_ids = plan.local_block_ids
 
     def abandon(self) -> frozenset[int]:
@@ -96,7 +96,7 @@ async def test_an_answer_that_cannot_be_read_is_a_typed_failure(
 async def test_a_hundred_probes_take_turns_and_none_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "Pull", Probe)
+    monkeypatch.setattr(proof, "FetchDriver", Probe)
     mine, scratch = prover()
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         for _ in range(100):
@@ -109,7 +109,7 @@ async def test_a_hundred_probes_take_turns_and_none_is_refused(
 async def test_a_probe_that_is_never_served_gives_its_turn_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "Pull", Unserved)
+    monkeypatch.setattr(proof, "FetchDriver", Unserved)
     monkeypatch.setattr(proof, "_PROBE_S", 0.0)
     mine, scratch = prover()
     for _ in range(PROBES_AT_ONCE + 1):
@@ -121,7 +121,7 @@ async def test_a_probe_that_is_never_served_gives_its_turn_back(
 async def test_a_scratch_block_that_a_read_may_still_write_is_not_lent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "Pull", Unfinished)
+    monkeypatch.setattr(proof, "FetchDriver", Unfinished)
     monkeypatch.setattr(proof, "_PROBE_S", 0.0)
     mine, scratch = prover()
     with pytest.raises(BlocksExhaustedError):

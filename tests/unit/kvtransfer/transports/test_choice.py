@@ -10,9 +10,9 @@ from kvtransfer.agents.main import LIBRARIES
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import HostMemory
 from kvtransfer.rank_pools import RankPools
-from kvtransfer.transports import child, nixl
+from kvtransfer.transports import child, inside
 from kvtransfer.transports.base import Transport
-from kvtransfer.transports.choice import TRANSPORTS, Place, open_transport
+from kvtransfer.transports.choice import TRANSPORTS, Site, open_transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.lanes import nixl_lanes, ucxx_lanes
 from kvtransfer.transports.rank_transports import RankTransports
@@ -20,11 +20,11 @@ from kvtransfer.transports.staged import StagedTransport
 from tests.device_memory import DeviceMemory
 
 
-def place(*, is_shared: bool, **settings: Any) -> Place:
+def site(*, is_shared: bool, **settings: Any) -> Site:
     memory = HostMemory(bytearray(64), 16, shared_fd=0 if is_shared else None)
     config = TransferConfig(**settings)
     thread = cast(Any, None)
-    return Place(config, "me", memory, 8, thread, lambda: None, read_only=True, opened={})
+    return Site(config, "me", memory, 8, thread, lambda: None, read_only=True, opened={})
 
 
 class Opened:
@@ -39,7 +39,7 @@ class Opened:
 @pytest.fixture(autouse=True)
 def _no_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "ChildTransport", type("Child", (Opened,), {}))
-    monkeypatch.setattr(nixl, "NixlTransport", type("Inside", (Opened,), {}))
+    monkeypatch.setattr(inside, "InsideTransport", type("Inside", (Opened,), {}))
 
 
 def opened(transport: Transport) -> Opened:
@@ -59,7 +59,7 @@ def test_an_agents_process_knows_the_library_that_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     names = {
-        opened(open_transport(name, place(is_shared=True))).arguments[0]
+        opened(open_transport(name, site(is_shared=True))).arguments[0]
         for name in get_args(TransportName)
         if name not in ("inline", "staged")
     }
@@ -67,31 +67,31 @@ def test_an_agents_process_knows_the_library_that_it_is_asked_for(
 
 
 def test_nixl_is_in_a_process_of_its_own_where_that_can_map_the_pool() -> None:
-    beside = opened(open_transport("nixl", place(is_shared=True)))
+    beside = opened(open_transport("nixl", site(is_shared=True)))
     assert beside.arguments[:2] == ("nixl", nixl_lanes)
     assert beside.options == {"read_only": True}
-    for where in (place(is_shared=False), place(is_shared=True, nixl_process="inside")):
+    for where in (site(is_shared=False), site(is_shared=True, nixl_process="inside")):
         assert type(opened(open_transport("nixl", where))).__name__ == "Inside"
 
 
 def test_ucxx_needs_its_module_and_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"ucxx": True}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: modules.get(name) or None)
-    transport = opened(open_transport("ucxx", place(is_shared=True)))
+    transport = opened(open_transport("ucxx", site(is_shared=True)))
     assert transport.arguments[:2] == ("ucxx", ucxx_lanes)
     with pytest.raises(
         ConfigurationError, match=r"^transfer.transports: ucxx needs .*shared host memory"
     ):
-        open_transport("ucxx", place(is_shared=False))
+        open_transport("ucxx", site(is_shared=False))
     modules.clear()
     with pytest.raises(
         ConfigurationError, match=r"^transfer.transports: .*pip install -e '\.\[ucxx\]'"
     ):
-        open_transport("ucxx", place(is_shared=True))
+        open_transport("ucxx", site(is_shared=True))
 
 
-def on_a_device(staging_bytes: int) -> Place:
-    where = place(is_shared=False, staging_bytes=staging_bytes)
+def on_a_device(staging_bytes: int) -> Site:
+    where = site(is_shared=False, staging_bytes=staging_bytes)
     return where._replace(memory=DeviceMemory(bytearray(10 * 4096), 4096))
 
 
@@ -114,8 +114,8 @@ def test_staged_beside_a_device_has_an_agent_of_bounded_host_memory() -> None:
 
 def test_staged_in_host_memory_is_the_agent_that_is_there() -> None:
     there = cast(Transport, Opened())
-    staged = open_transport("staged", place(is_shared=True)._replace(opened={"nixl": there}))
-    alone = open_transport("staged", place(is_shared=True))
+    staged = open_transport("staged", site(is_shared=True)._replace(opened={"nixl": there}))
+    alone = open_transport("staged", site(is_shared=True))
     assert isinstance(staged, StagedTransport)
     assert isinstance(alone, StagedTransport)
     assert staged._carrier is there
@@ -124,7 +124,7 @@ def test_staged_in_host_memory_is_the_agent_that_is_there() -> None:
 
 
 def test_inline_needs_nothing() -> None:
-    assert isinstance(open_transport("inline", place(is_shared=False)), InlineTransport)
+    assert isinstance(open_transport("inline", site(is_shared=False)), InlineTransport)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_each_rank_has_an_agent_of_its_own(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     pools = RankPools([HostMemory(bytearray(512), 256, shared_fd=0) for _ in range(2)], 256)
-    where = place(is_shared=True, nixl_process=nixl_process)._replace(memory=pools)
+    where = site(is_shared=True, nixl_process=nixl_process)._replace(memory=pools)
     transport = open_transport(name, where)
     if isinstance(transport, StagedTransport):
         transport = transport._carrier
@@ -164,6 +164,6 @@ def test_each_rank_has_an_agent_of_its_own(
 
 def test_ranks_whose_pools_no_process_can_map_have_none_of_their_own() -> None:
     pools = RankPools([HostMemory(bytearray(512), 256, shared_fd=fd) for fd in (0, None)], 256)
-    transport = open_transport("nixl", place(is_shared=True)._replace(memory=pools))
+    transport = open_transport("nixl", site(is_shared=True)._replace(memory=pools))
     assert isinstance(transport, RankTransports)
     assert [type(part).__name__ for part in transport.parts] == ["Inside"] * 2

@@ -30,7 +30,7 @@ from kvtransfer.transports.thread import TransferThread
 logger = logging.getLogger(__name__)
 
 
-class NixlTransport:
+class InsideTransport:
     """One agent that serves, with the whole pool registered, and those that still drain.
 
     After ``rebuild`` every peer has to be connected again, and every reader of ours
@@ -173,7 +173,7 @@ class InsidePeer:
 
     def __init__(
         self,
-        transport: NixlTransport,
+        transport: InsideTransport,
         peer: NixlPeer,
         identity: AgentIdentity,
         region: Region,

@@ -9,8 +9,7 @@ import pytest
 from kvtransfer.config import TransferConfig
 from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
 from kvtransfer.memory import HostMemory
-from kvtransfer.transports import nixl
-from kvtransfer.transports.nixl import InsidePeer, NixlTransport
+from kvtransfer.transports.inside import InsidePeer, InsideTransport
 from tests import nixl_library
 from tests.nixl_library import DisconnectError, RawAgent
 
@@ -37,7 +36,7 @@ class Inside:
         self.agents: list[RawAgent] = []  # alive, and named here alone
         self.num_changes = 0
         memory = HostMemory(bytearray(64), 16)
-        self.transport = NixlTransport(
+        self.transport = InsideTransport(
             TransferConfig(), "reader", memory, cast(Any, self.thread), self._changed
         )
 
@@ -93,7 +92,7 @@ def test_reads_that_do_not_finish_end_with_their_agent_soon(
     copy = peer.read((0,), (1,))
     assert not copy.post()
     raw_of(peer).reads.clear()
-    monkeypatch.setattr(nixl, "DRAIN_S", 0.0)
+    monkeypatch.setattr("kvtransfer.transports.inside.DRAIN_S", 0.0)
     inside.transport.rebuild()
     assert not copy.poll()
     inside.thread.turn()
@@ -111,7 +110,7 @@ def test_an_agent_that_cannot_be_ended_ends_no_read(
     assert not unfinished.post()
     kept = raw_of(peer)
     kept.reads[0].state = RuntimeError("unknown")
-    monkeypatch.setattr(nixl, "DRAIN_S", 0.0)
+    monkeypatch.setattr("kvtransfer.transports.inside.DRAIN_S", 0.0)
     assert not broken.poll()
     inside.thread.turn()
     gc.collect()

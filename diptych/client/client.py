@@ -53,7 +53,8 @@ class DiptychClient:
         ``api_key`` is for routers that ask for one. ``tls`` is for those that speak TLS: True
         believes the system's authorities, a path those in that PEM file, which is read now;
         their certificate has to be of ``server_name``, unset: of the address's host.
-        ``on_retry`` is told of what failed, and in how many seconds it is asked again.
+        ``on_retry`` is told of what failed and brought nothing, and in how many seconds it is
+        asked again.
         Raises ConfigurationError: it cannot be, or the key is none.
         """
         self._metadata = metadata_of(api_key)
@@ -134,9 +135,10 @@ class DiptychClient:
                 return
             if not answer.can_go_on:
                 raise failure
-            if answer.num_tokens > num_before:
+            goes_on = answer.num_tokens > num_before
+            if goes_on:
                 retries.renew()
-            await self._recover(router, failure, retries)
+            await self._recover(router, failure, retries, is_quiet=goes_on)
 
     async def models(self, timeout_s: float = _SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
@@ -232,12 +234,14 @@ class DiptychClient:
         failed: Router,
         failure: DiptychError,
         retries: Retries,
+        *,
+        is_quiet: bool = False,
     ) -> None:
         """Wait for the next try, on the next router. Raises ``failure``: there is none."""
         pause_s = retries.pause_s(failure)
         if pause_s is None:
             raise failure
         self._routers.leave(failed)
-        if self._on_retry is not None:
+        if self._on_retry is not None and not is_quiet:
             self._on_retry(failure, pause_s)
         await asyncio.sleep(pause_s)

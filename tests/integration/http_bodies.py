@@ -20,6 +20,7 @@ ERRORS = {
     "deep": (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "body"),
     "a member twice": (b'{"model": "m", "model": "m"}', 400, "body"),
     "NaN": (b'{"model": "MODEL", "prompt": "a", "temperature": NaN}', 400, "body"),
+    "no model": (b'{"prompt": "a"}', 400, "model"),
     "another model": (b'{"model": "none", "prompt": "a"}', 404, "model"),
     "no prompt": (b'{"model": "MODEL"}', 400, "prompt"),
     "empty prompt": (b'{"model": "MODEL", "prompt": ""}', 400, "prompt"),

@@ -386,7 +386,6 @@ def texts_of(output: list[dict[str, Any]]) -> list[str]:
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "The quiet garden opens", "temperature": 0}),
-        ("/v1/completions", {"model": None, "prompt": "The quiet garden opens", "temperature": 0}),
         (
             "/v1/responses",
             {"input": "The quiet garden opens", "instructions": "Go on.", "temperature": 0},

@@ -75,7 +75,7 @@ class LevelFields(StrictModel):
 class GenerationBody(LevelFields):
     """What completions and chats have in common, beside the sampling parameters."""
 
-    model: str | None = None
+    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None

@@ -92,7 +92,7 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
     request = GenerationRequest(
         prompt=read_messages(content, tools),
         sampling=read_sampling(content, constraint=None if said is None else said.constraint),
-        model=body.model or "",
+        model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
         level=body.level,

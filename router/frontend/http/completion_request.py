@@ -54,7 +54,7 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
             max_tokens=DEFAULT_MAX_TOKENS,
             constraint=None if said is None else said.constraint,
         ),
-        model=body.model or "",
+        model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
         level=body.level,

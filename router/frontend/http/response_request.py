@@ -53,7 +53,7 @@ _NAMES: Final = {
 class _ResponseBody(LevelFields):
     """A response's members beside its input, its tools and its sampling parameters."""
 
-    model: str | None = None
+    model: str
     stream: bool | None = None
     cache_salt: str | None = None
     return_timing: bool | None = None
@@ -87,7 +87,7 @@ def read_response(content: Mapping[str, object], envelope: Envelope) -> Asked:
     request = GenerationRequest(
         prompt=tools.prompt(chat.messages, body.chat_template_kwargs),
         sampling=read_sampling(sampled, constraint=None if said is None else said.constraint),
-        model=body.model or "",
+        model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
         level=body.level,

@@ -183,7 +183,10 @@ def test_what_changes_nothing_here_is_passed_over(name: str) -> None:
 
 def test_openais_own_verbosity_is_no_refusal() -> None:
     assert chat(verbosity="medium") == chat()
-    assert refusal({"messages": [TURN], "verbosity": "low"}, is_chat=True).field == "verbosity"
+    assert (
+        refusal({"model": "m", "messages": [TURN], "verbosity": "low"}, is_chat=True).field
+        == "verbosity"
+    )
 
 
 def test_nothing_is_served_and_refused() -> None:
@@ -329,6 +332,7 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
 @pytest.mark.parametrize(
     ("members", "field"),
     [
+        ({"model": None}, "model"),
         ({"model": 5}, "model"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": []}, "stream_options"),

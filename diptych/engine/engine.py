@@ -299,7 +299,8 @@ class StepEngine:
         if self._steps and self._steps[-1].has_failed:
             return False  # nobody goes on from what was not computed
         began_s, scheduler, model = self._clock(), self._scheduler, self._learner.model
-        allowed = self._beside_others.allowed(scheduler.runnable, model)
+        prepared = (seq for seq in scheduler.runnable if seq.is_prepared)
+        allowed = self._beside_others.allowed(prepared, model)
         work = scheduler.work if allowed is None else allowed.work
         plan = scheduler.schedule(
             self._max_prompt_tokens(work, model, began_s),

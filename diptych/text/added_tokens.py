@@ -26,30 +26,32 @@ def add_stated_tokens(
     path = folder / "tokenizer_config.json"
     listed = settings.get("added_tokens_decoder")
     if listed is None:
-        path, listed = folder / "added_tokens.json", {}
-        if path.is_file():
-            listed = _by_id(path, roles)
+        path = folder / "added_tokens.json"
+        listed = _by_id(path, roles) if path.is_file() else {}
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    for token_id, token in sorted(_tokens(path, listed), key=lambda each: each[0]):
-        own = known.get(token.content)
+    for token_id, text, entry in sorted(_entries(path, listed), key=lambda each: each[0]):
+        own = known.get(text)
         if own is None:
-            tokenizer.add_tokens([token])
-            found = tokenizer.token_to_id(token.content)
+            flags = {name: bool(entry[name]) for name in _FLAGS if entry.get(name) is not None}
+            tokenizer.add_tokens([AddedToken(text, **flags)])
+            found = tokenizer.token_to_id(text)
             if found != token_id:
                 raise ConfigurationError(
-                    f"{path}: {token.content!r} is token {token_id}, which tokenizer.json does "
+                    f"{path}: {text!r} is token {token_id}, which tokenizer.json does "
                     f"not have and would have as {found}"
                 )
-        elif token.special and not own.special:
+        elif entry.get("special") and not own.special:
             own.special = True
             tokenizer.add_special_tokens([own])
 
 
-def _tokens(path: Path, listed: Any) -> Iterator[tuple[int, AddedToken]]:
+def _entries(path: Path, listed: Any) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Id, content and what else is said of each; one without a text is none."""
     try:
-        for token_id, entry in listed.items():
-            flags = {name: entry[name] for name in _FLAGS if name in entry}
-            yield int(token_id), AddedToken(entry["content"], **flags)
+        for token_id, entry in (listed or {}).items():
+            text = entry["content"]
+            if text:
+                yield int(token_id), str(text), entry
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigurationError(f"{path}: its added tokens must have ids and contents") from None
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import llguidance
 
@@ -95,15 +95,15 @@ class Grammars:
         """Begin to compile a grammar, unless that was done. The result never raises.
 
         It is remembered as long as anybody keeps what is returned, and the last ones are anyhow.
+        What nobody keeps any more when its turn comes is not compiled.
         """
         with self._lock:
             known = self._known.get(text)
             if known is None:
-                known = self._known[text] = self._compiler.submit(self._compile, text)
-            self._last[text] = known
-            self._last.move_to_end(text)
-            if len(self._last) > MAX_REMEMBERED:
-                self._last.popitem(last=False)
+                known = self._known[text] = Future()
+                self._compiler.submit(self._finish, text, ref(known))
+            elif known.done():
+                self._remember(text, known)
             return known
 
     def is_remembered(self, text: str, compiled: Compiled) -> bool:
@@ -117,6 +117,25 @@ class Grammars:
             if self._has(text, worn):
                 self._known.pop(text, None)
                 self._last.pop(text, None)
+
+    def _remember(self, text: str, known: Future[Compiled]) -> None:
+        self._last[text] = known
+        self._last.move_to_end(text)
+        if len(self._last) > MAX_REMEMBERED:
+            self._last.popitem(last=False)
+
+    def _finish(self, text: str, wanted: "ref[Future[Compiled]]") -> None:
+        future = wanted()
+        if future is None:
+            return
+        try:
+            compiled = self._compile(text)
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            future.set_exception(error)
+            return
+        with self._lock:
+            self._remember(text, future)
+        future.set_result(compiled)
 
     def _has(self, text: str, compiled: Compiled) -> bool:
         known = self._known.get(text)

@@ -48,12 +48,6 @@ class Tokenizer:
         add_stated_tokens(self._tokenizer, folder, settings, known.values())
         added = self._tokenizer.get_added_tokens_decoder()
         eos_token_id = self._id_of(known.get("eos_token"), None)
-        if known.get("eos_token") and eos_token_id is None:
-            raise ConfigurationError(
-                f"{folder / 'tokenizer_config.json'}: eos_token {known['eos_token']!r} is no token "
-                "of tokenizer.json"
-            )
-
         self.digest = text_digest(folder)
         """Equal where token ids mean the same, see :mod:`diptych.text.identity`."""
         self.vocab_size = _count(
@@ -72,18 +66,18 @@ class Tokenizer:
         )
         """Begins text prompts, where the model wants it."""
         ends = "eos_token_id"
-        self.eos_token_ids = frozenset(
-            {
-                *_token_ids(ends, generation.get(ends), self.vocab_size, generation_path),
-                *_token_ids(ends, config.get(ends), self.vocab_size, config_path),
-                *_token_ids(
-                    ends,
-                    eos_token_id,
-                    self.vocab_size,
-                    folder / "tokenizer.json",
-                ),
-            }
-        )
+        eos_token_ids = {
+            *_token_ids(ends, generation.get(ends), self.vocab_size, generation_path),
+            *_token_ids(ends, config.get(ends), self.vocab_size, config_path),
+        }
+        if eos_token_id is not None and eos_token_id < self.vocab_size:
+            eos_token_ids.add(eos_token_id)
+        elif known.get("eos_token") and not eos_token_ids:
+            raise ConfigurationError(
+                f"{folder / 'tokenizer_config.json'}: eos_token {known['eos_token']!r} is no token "
+                "that the model can draw, and no other file names an end"
+            )
+        self.eos_token_ids = frozenset(eos_token_ids)
         """Tokens that end an answer."""
         self.max_model_len = context_length(
             config, _count(config, "max_position_embeddings", config_path)

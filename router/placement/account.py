@@ -41,24 +41,39 @@ class Account:
         for each in list(self._followers):
             each.forget()
 
+    def keep(self, seconds: float, charged: int) -> None:
+        """So much of what was charged then is not given back, for it was lifted since.
+
+        Had it been given back before, the lift would have been so much larger.
+        """
+        if self.lift > charged:
+            self._lifted_s += seconds
+
     def lower(
         self, seconds: float, charged: int, others: "Callable[[], Iterable[Account]]"
     ) -> Iterator["Account"]:
         """So much that was charged then was too much; yields all that are lower because of it.
 
         Who was lifted to it since follows, as far as he was lifted, and to before none of the
-        ``others``: of these those count that were lifted before.
+        ``others``: of these those count that were lifted before, or to nobody.
         """
-        self.counter_s -= seconds
-        yield self
-        newest = itertools.takewhile(lambda each: each.lift > charged, reversed(self._followers))
-        followers = list(newest) if seconds > 0.0 else []
-        if not followers:
-            return
-        waited = (each for each in others() if each is not self and each.lift <= charged)
-        least_s = min((each.counter_s for each in waited), default=-math.inf)
-        for each in followers:
-            too_much_s = min(seconds, each._lifted_s, max(0.0, each.counter_s - least_s))
-            each._lifted_s -= too_much_s
-            if too_much_s > 0.0:
-                yield from each.lower(too_much_s, each.lift, others)
+        lower = [(self, seconds, charged)]
+        while lower:
+            one, seconds, charged = lower.pop()
+            one.counter_s -= seconds
+            yield one
+            followers = one._followers_since(charged) if seconds > 0.0 else []
+            least_s = -math.inf
+            if followers:
+                there = (each for each in others() if each is not one)
+                bounds = [each for each in there if each.lift <= charged or each._leader is None]
+                least_s = min((each.counter_s for each in bounds), default=-math.inf)
+            for each in followers:
+                too_much_s = min(seconds, each._lifted_s, max(0.0, each.counter_s - least_s))
+                each._lifted_s -= too_much_s
+                if too_much_s > 0.0:
+                    lower.append((each, too_much_s, each.lift))
+
+    def _followers_since(self, charged: int) -> "list[Account]":
+        newest = reversed(self._followers)
+        return list(itertools.takewhile(lambda each: each.lift > charged, newest))

@@ -79,7 +79,7 @@ class _Waiting(Generic[T]):
         *,
         is_choice: bool,
     ) -> None:
-        latest_s = now_s if is_choice else now_s + _PATIENCE_S
+        latest_s = -math.inf if is_choice else now_s + _PATIENCE_S
         due_s = latest_s if turn.due_s is None else min(turn.due_s, latest_s)
         self.item = item
         self.turn = turn
@@ -231,6 +231,7 @@ class _Line(Account, Generic[T]):
         if self.num_waiting and self.levelled > charged:
             least_s = min(each.counter_s for each in waiting)
             back_s = min(back_s, max(0.0, self.counter_s - least_s))
+            self.keep(seconds / self.weight - back_s, charged)
         for _ in self.lower(back_s, charged, lambda: waiting):
             pass
         tenant = self._tenants.get(name)
@@ -238,7 +239,9 @@ class _Line(Account, Generic[T]):
             return
         least = self._least()
         if tenant.all and least is not None and max(tenant.lift, self._levelled) > charged:
-            seconds = min(seconds, max(0.0, tenant.counter_s - least.counter_s))
+            given_s = min(seconds, max(0.0, tenant.counter_s - least.counter_s))
+            tenant.keep(seconds - given_s, charged)
+            seconds = given_s
         for each in tenant.lower(seconds, charged, self._busy):
             if isinstance(each, _Tenant) and each.ticket is not None:
                 self.stand(each)
@@ -296,7 +299,7 @@ class FairQueue(Generic[T]):
     def add(self, item: T, turn: Turn, now_s: float, *, is_choice: bool = False) -> None:
         """``item`` waits from now on.
 
-        ``is_choice``: a further one of a request of which one was taken. It is due at once.
+        ``is_choice``: a further one of a request of which one was taken: its tenant's next.
         """
         line = self._lines[turn.request_class]
         if not line.num_waiting:

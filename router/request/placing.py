@@ -195,11 +195,13 @@ class Placing:
                 return error
         if self._retry.wait_until_s is None or now < self._retry.wait_until_s:
             return None
-        if self._is_kept and self._deps.has_workers():
+        refusal = self._retry.refusal
+        is_busy = refusal is None or worker_errors.is_refusal(refusal)
+        if self._is_kept and is_busy and self._deps.has_workers():
             self._retry.wait_on(now)
             return None
-        if self._retry.refusal is not None:
-            return self._retry.refusal
+        if refusal is not None:
+            return refusal
         if self._deps.has_workers():
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
         lost = self._retry.because

@@ -53,8 +53,8 @@ def test_added_tokens_json_counts_where_no_other_file_lists_tokens(tmp_path: Pat
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<x>": NEW_ID, "<end>": NEW_ID + 1}))
     settings = {"eos_token": "<end>"}
     path = tmp_path / "config.json"
-    with pytest.raises(ConfigurationError, match="eos_token_id must be of tokens below"):
-        write_folder(tmp_path, byte_level_tokenizer(), **settings)
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), **settings)
+    assert tokenizer.eos_token_ids == {2}, "the model cannot draw the other one"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": NEW_ID + 2}))
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.encode("<x><end>") == [NEW_ID, NEW_ID + 1]
@@ -74,7 +74,16 @@ def test_one_that_cannot_have_its_id_is_named(tmp_path: Path) -> None:
         write_folder(tmp_path, byte_level_tokenizer())
 
 
-@pytest.mark.parametrize("tokens", [[], "a", {"a": {"content": "a"}}, {"9": {}}, {"9": "a"}])
+def test_odd_entries_of_known_tokens_and_of_none_are_no_matter(tmp_path: Path) -> None:
+    odd = {"0": {"content": "<s>", "lstrip": None, "special": 1}, "9": {"content": ""}}
+    plain = write_folder(tmp_path, byte_level_tokenizer()).encode("<s>a")
+    tokens: object
+    for tokens in (odd, [], {}):
+        tokenizer = write_folder(tmp_path, byte_level_tokenizer(), added_tokens_decoder=tokens)
+        assert tokenizer.encode("<s>a") == plain
+
+
+@pytest.mark.parametrize("tokens", ["a", {"a": {"content": "a"}}, {"9": {}}, {"9": "a"}])
 def test_what_lists_no_tokens_is_named(tmp_path: Path, tokens: object) -> None:
     with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json: its added tokens must"):
         write_folder(tmp_path, byte_level_tokenizer(), added_tokens_decoder=tokens)
@@ -88,6 +97,12 @@ def test_a_file_that_lists_no_tokens_is_named(tmp_path: Path, text: str) -> None
 
 
 def test_an_end_that_is_no_token_is_named(tmp_path: Path) -> None:
+    for name in ("<gone>", ""):  # config.json names one
+        assert write_folder(tmp_path, byte_level_tokenizer(), eos_token=name).eos_token_ids == {2}
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["eos_token_id"]
+    path.write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<gone>"}')
     with pytest.raises(ConfigurationError, match="eos_token '<gone>' is no token"):
-        write_folder(tmp_path, byte_level_tokenizer(), eos_token="<gone>")
-    assert write_folder(tmp_path, byte_level_tokenizer(), eos_token="").eos_token_ids == {2}
+        Tokenizer.from_folder(tmp_path)

@@ -1,5 +1,6 @@
 """Which tokens a constraint lets through, and what else is asked for beside it."""
 
+import threading
 from array import array
 from concurrent.futures import Future
 from pathlib import Path
@@ -322,6 +323,29 @@ def test_no_step_compiles_what_a_sequence_keeps(grammars: Grammars) -> None:
     assert grammars.compile('start: "a"') is kept
     grammars.forget('start: "a"', first)
     assert not grammars.is_remembered('start: "a"', first), "it was worn"
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars.from_folder(folder, tokenizer.vocab_size)
+    begun, goes_on, compile_one = threading.Event(), threading.Event(), grammars._compile
+
+    def slowly(text: str) -> Compiled:
+        begun.set()
+        assert goes_on.wait(30.0)
+        return compile_one(text)
+
+    monkeypatch.setattr(grammars, "_compile", slowly)
+    first = grammars.compile('start: "a"')
+    assert begun.wait(30.0)
+    for number in range(5):
+        grammars.compile(f'start: "b{number}"')  # and it is cancelled at once
+    last = grammars.compile('start: "c"')
+    goes_on.set()
+    assert first.result(30.0).matcher is not None
+    assert last.result(30.0).matcher is not None
+    assert grammars.num_compiled == 2
 
 
 def test_a_grammar_that_took_too_long_once_is_followed_again_later(grammars: Grammars) -> None:

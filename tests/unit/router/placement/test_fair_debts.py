@@ -216,6 +216,55 @@ def test_who_is_lifted_to_one_that_was_charged_too_much_does_not_wait_for_what_t
     assert gone.count(first) / 60 == pytest.approx(share(first, second), abs=0.05)
 
 
+def test_thousands_who_were_lifted_one_to_the_other_all_follow() -> None:
+    fair = Fair()
+    long = fair.queue.charge(Turn(STANDARD, "0", 1000.0))
+    for number in range(MAX_IDLE_TENANTS):
+        fair.come(Turn(STANDARD, str(number), 0.001))
+        if number:
+            fair.go()
+    fair.queue.settle(Turn(STANDARD, "0", 1000.0), 1.0, long)
+    fair.come(A)
+    assert fair.go()[0].tenant == str(MAX_IDLE_TENANTS - 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "third"),
+    [(A, B, Turn(STANDARD, "c")), (LINES, A, Turn(REALTIME, "c"))],
+)
+def test_nobody_follows_to_before_one_who_came_when_nobody_waited(
+    low: Turn, high: Turn, third: Turn
+) -> None:
+    fair, costly = Fair(), high._replace(cost_s=100.0)
+    fair.come(costly)
+    charged = fair.go()[1]
+    fair.come(high)
+    fair.come(low)
+    while fair.turns:
+        fair.go()
+    fair.come(third, 90)
+    fair.come(low, 90)
+    fair.queue.settle(costly, 1.0, charged)
+    gone = [fair.go()[0] for _ in range(90)]
+    assert gone.count(third) / 90 == pytest.approx(share(third, low), abs=0.05)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_how_far_one_follows_does_not_depend_on_who_ends_first(is_first: bool) -> None:
+    """Both were charged too much, and one was lifted to the other."""
+    fair, short, long = Fair(), A._replace(cost_s=90.0), B._replace(cost_s=100.0)
+    charges = []
+    for turn in (short, long):
+        fair.come(turn)
+        charges.append((turn, fair.go()[1]))
+    fair.come(B, 200)
+    fair.come(A, 200)
+    for turn, charged in charges if is_first else reversed(charges):
+        fair.queue.settle(turn, 1.0, charged)
+    gone = [fair.go()[0] for _ in range(200)]
+    assert gone.count(A) == pytest.approx(100, abs=6)
+
+
 def test_accounts_that_follow_each_other_are_forgotten_with_their_tenants() -> None:
     """However many come one after the other, each lifted to the one before."""
     fair = Fair()

@@ -474,7 +474,7 @@ def test_other_choices_have_turns_of_their_class_and_tenant() -> None:
     assert placed[3] >= 2
 
 
-def test_another_choice_goes_before_what_its_tenant_asked_for_later() -> None:
+def test_another_choice_goes_before_all_else_of_its_tenant() -> None:
     world = World(max_waiting=99, max_placed=99)
     early = world.waiter()
     world.now_s = 11.0  # it is due
@@ -483,7 +483,7 @@ def test_another_choice_goes_before_what_its_tenant_asked_for_later() -> None:
     for _ in range(3):
         world.capacity = 1
         world.room.pump()
-    assert world.order == [early, choice, late]
+    assert world.order == [choice, early, late]
 
 
 def test_other_choices_turn_nobody_away_and_are_not_turned_away() -> None:

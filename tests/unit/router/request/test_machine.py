@@ -204,6 +204,16 @@ def test_a_worker_that_refuses_another_choice_once_does_not_end_it() -> None:
     assert world.reservations
 
 
+def test_a_worker_that_does_not_answer_another_choice_does_not_keep_it_for_ever() -> None:
+    world = World(("p1",), ("d1",), local_prefill=True, believed_cached=("d1",))
+    world.on(events.Begin(front=True))
+    world.is_full = True
+    world.pass_time(TIMERS.accept_s + 0.1)
+    assert world.queued
+    world.pass_time(TIMERS.no_worker_s + 0.1)
+    assert world.outcome is not None
+
+
 def test_another_choice_does_not_wait_where_no_worker_is_left() -> None:
     world = World()
     world.prefills, world.decodes = [], []

@@ -81,7 +81,7 @@ def read_targets(data: bytes) -> Targets:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OverflowError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
     prefill = pools.prefill or []
     return Targets(

@@ -1,16 +1,14 @@
-"""What plain clients of the HTTP API send and leave out, through a real cluster."""
+"""What plain clients of the HTTP API send, through a real cluster."""
 
 import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.cluster import Cluster, running_cluster
-from tests.integration.http_bodies import MESSAGES
 from tests.integration.http_calls import body_of
 
 MAX_LEN = 600
@@ -65,20 +63,3 @@ async def test_what_a_long_text_becomes_can_be_read_again(
     for path, name in (("/tokenize", "prompt"), ("/detokenize", "tokens")):
         wrong = await http.post(path, json={name: [100_000]})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, f"{name}[0]")
-
-
-@pytest.mark.parametrize(
-    ("path", "members"),
-    [
-        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
-    ],
-)
-async def test_who_names_no_model_gets_the_one_that_is_there(
-    http: httpx.AsyncClient, model: str, path: str, members: dict[str, Any]
-) -> None:
-    for said in ({}, {"model": None}):
-        answer = await http.post(path, json={**members, **said})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["model"] == model

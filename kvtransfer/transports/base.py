@@ -1,9 +1,9 @@
 """The seam between a pull and what moves its bytes. Everything here runs on the transfer thread."""
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from diptych.v1 import kv_source_pb2
-from kvtransfer.errors import UndeadAgentError
+from kvtransfer.errors import TransportError, UndeadAgentError
 
 
 class Copy(Protocol):
@@ -63,6 +63,20 @@ class Peer(Protocol):
     def close(self) -> None:
         """Forget the peer. Copies already posted stay unfinished until they end."""
         ...
+
+
+class SilentPeer:
+    """Of a peer whose memory is read: it sends nothing."""
+
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> NoReturn:
+        """See :meth:`Peer.write`."""
+        raise TransportError("the source sent bytes that are read from its memory")
 
 
 class Transport(Protocol):

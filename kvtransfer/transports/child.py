@@ -8,7 +8,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import AgentLife, LifeState
 from kvtransfer.transports.agent_process import AgentProcess, SharedPool
+from kvtransfer.transports.base import SilentPeer
 from kvtransfer.transports.lanes import LanesOf
 from kvtransfer.transports.thread import TransferThread
 
@@ -227,7 +227,7 @@ class ChildTransport:
             life.on_end(str(error))
 
 
-class ChildPeer:
+class ChildPeer(SilentPeer):
     """One source's pool. Useless once the process that knows it is to end."""
 
     def __init__(self, id_: int, life: AgentLife, identity: AgentIdentity, region: Region) -> None:
@@ -262,15 +262,6 @@ class ChildPeer:
             np.asarray(local_block_ids, dtype=np.int32),
         )
         return ChildCopy(self._life, self, command)
-
-    def write(
-        self,
-        local_block_ids: tuple[int, ...],
-        offset: int,
-        payload: bytes,
-        num_bytes: int | None = None,
-    ) -> NoReturn:
-        raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
         """Judges the last read made."""

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from kvtransfer.errors import AgentLostError, BrokenReadError, TransportError, U
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import DRAIN_S
+from kvtransfer.transports.base import SilentPeer
 from kvtransfer.transports.lanes import nixl_lanes
 from kvtransfer.transports.thread import TransferThread
 
@@ -168,7 +168,7 @@ class InsideTransport:
         return not self._serving
 
 
-class InsidePeer:
+class InsidePeer(SilentPeer):
     """One source's pool. Useless once its agent is to end."""
 
     def __init__(
@@ -206,15 +206,6 @@ class InsidePeer:
     def broke(self, error: TransportError) -> None:
         """A read of it met ``error`` and is ended by its agent's end only."""
         self._transport.broke(self._peer.agent, error)
-
-    def write(
-        self,
-        local_block_ids: tuple[int, ...],
-        offset: int,
-        payload: bytes,
-        num_bytes: int | None = None,
-    ) -> NoReturn:
-        raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
         """Judges the last read made."""

@@ -5,13 +5,13 @@ when all of them are, and fails if one does. Transfer thread only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.block_shares import Pieces, moves
 from kvtransfer.digest import descriptor_digest
 from kvtransfer.errors import TransportError, UndeadAgentError
-from kvtransfer.transports.base import Copy, Peer, Transport
+from kvtransfer.transports.base import Copy, Peer, SilentPeer, Transport
 
 
 class RankTransport(Transport, Protocol):
@@ -114,7 +114,7 @@ class RankLink(NamedTuple):
     stretch_bytes: int  # that it reads of each stretch
 
 
-class RankPeer:
+class RankPeer(SilentPeer):
     """A source's ranks as ours reach them. Implements ``Peer``."""
 
     def __init__(self, links: Sequence[RankLink], block_bytes: int, stretch_bytes: int) -> None:
@@ -139,15 +139,6 @@ class RankPeer:
             assert copy is not None, "what has a descriptor is read"
             copies.append(copy)
         return RankCopy(copies)
-
-    def write(
-        self,
-        local_block_ids: tuple[int, ...],
-        offset: int,
-        payload: bytes,
-        num_bytes: int | None = None,
-    ) -> NoReturn:
-        raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
         for link in self._links:

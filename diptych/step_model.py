@@ -38,6 +38,8 @@ class StepWork(NamedTuple):
 
     def plus(self, other: "StepWork") -> "StepWork":
         """Both together."""
+        if not any(other):
+            return self
         return StepWork(
             self.num_decode_rows + other.num_decode_rows,
             self.num_context_tokens + other.num_context_tokens,

@@ -2,9 +2,8 @@
 
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from heapq import nsmallest
+from heapq import heapify, heappop
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -126,12 +125,9 @@ class _Target(NamedTuple):
         return _Least(num_lost, num_output_tokens * pace.expected_s + self.toll.seconds)
 
 
-class _Bounded(NamedTuple):
-    """A pair, and what it costs at the least."""
-
-    least: tuple[int, float]  # as of a Loss
-    source: _Source
-    target: _Target
+# A pair, behind what it costs at the least, as of a Loss, and its number. A plain tuple: each
+# placement makes hundreds.
+_Bounded = tuple[tuple[int, float], int, _Source, _Target]
 
 
 class Weighed:
@@ -155,13 +151,16 @@ class Weighed:
     def soonest_s(self) -> float | None:
         """When the first token would come of whichever has it first; None: there is none."""
         alone = (outlook.ttft_s for _, outlook in self._alone)
-        pairs = (pair.source.first_token.expected_s for pair in self._pairs)
+        pairs = (source.first_token.expected_s for _, _, source, _ in self._pairs)
         return min((*alone, *pairs), default=None)
 
     def best(self, num: int) -> list[Candidate]:
         """So many that lose the least, in that order; fewer: there are no more."""
-        found = nsmallest(num, self._alone, key=_loss)
-        for least, source, target in sorted(self._pairs, key=itemgetter(0)):
+        found = sorted(self._alone, key=_loss)[:num]
+        pairs = list(self._pairs)
+        heapify(pairs)  # few of them are looked at
+        while pairs:
+            least, _, source, target = heappop(pairs)
             if len(found) == num and least > found[-1][0][:2]:
                 break
             insort(found, self._look(source, target), key=_loss)
@@ -173,7 +172,7 @@ class Weighed:
         alone = [each for each in self._alone if is_wanted(None, each[1].decode)]
         pairs = (
             self._look(source, target)
-            for _, source, target in self._pairs
+            for _, _, source, target in self._pairs
             if is_wanted(source.view.worker, target.decoder.view.worker)
         )
         return [*alone, *pairs]
@@ -266,15 +265,16 @@ class _Candidates:
 
     def _bounded(self, sources: Sequence[_Source], targets: Sequence[_Target]) -> list[_Bounded]:
         """Every pair."""
-        of_targets = [(each, each.least(self._tpot_s, self._num_output)) for each in targets]
-        pairs = []
+        of_targets = [(each, *each.least(self._tpot_s, self._num_output)) for each in targets]
+        pairs = list[_Bounded]()
         for source in sources:
             num_lost, seconds = source.least
-            for target, (their_lost, their_s) in of_targets:
+            num_lost -= _ROUNDING
+            for target, their_lost, their_s in of_targets:
                 if is_pair(self._query, source.view, target.decoder.view):
-                    at_least = round((num_lost + their_lost - _ROUNDING) * _PER_OBJECTIVE)
+                    at_least = round((num_lost + their_lost) * _PER_OBJECTIVE)
                     least_s = (seconds + their_s) * (1.0 - _ROUNDING)
-                    pairs.append(_Bounded((at_least, least_s), source, target))
+                    pairs.append(((at_least, least_s), len(pairs), source, target))
         return pairs
 
     def _sources(
@@ -331,11 +331,11 @@ class _Candidates:
         num_tokens = self._query.num_tokens
         if view.worker not in self._parts.decoding or not view.prefill_time_ratio:
             return of_decode(view, num_tokens)
-        plain = of_decode(replace(view, prefill_time_ratio=0.0), num_tokens)
+        plain = of_decode(view, num_tokens, 0.0)
         if plain is None:
             return None
         ratio = view.prefill_time_ratio * (1.0 - self._num_kept_out(view, plain))
-        return of_decode(replace(view, prefill_time_ratio=ratio), num_tokens)
+        return of_decode(view, num_tokens, ratio)
 
     def _num_kept_out(self, view: DecodeView, pace: DecodeForecast) -> float:
         prompt_s = self._parting.prompt_s(view)

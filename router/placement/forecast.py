@@ -7,7 +7,7 @@ has of one is bounded by the worker's budget.
 """
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.place import distance_ratio
@@ -17,6 +17,7 @@ _NINE_OF_TEN = 1.2816  # standard deviations
 _SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
+_NOTHING: Final = StepWork()
 
 
 class Spread(NamedTuple):
@@ -168,18 +169,22 @@ class DecodeForecast(NamedTuple):
     after: Span
 
 
-def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
+def of_decode(
+    view: DecodeView, num_tokens: int, prompts_ratio: float | None = None
+) -> DecodeForecast | None:
     """With one sequence of so many tokens more; None: the worker's steps are not known yet.
 
     Sequences that were sent there and do not run yet are taken to be as long. A worker of both
-    roles that computed prompts is taken to go on so: each token waits for its part of them.
+    roles spends ``prompts_ratio`` of its time on prompts, for which each token waits; None: as
+    much as it did, it is taken to go on so.
     """
     engine = view.engine
     if engine is None or not engine.knows_decode:
         return None
     cost, there = engine.model.decode, engine.decoding
     num_rows = max(view.num_sequences, there.num_decode_rows)
-    left_ratio = 1.0 - min(view.prefill_time_ratio, _MOST_PREFILL_TIME)
+    ratio = view.prefill_time_ratio if prompts_ratio is None else prompts_ratio
+    left_ratio = 1.0 - min(ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
         num_context = there.num_context_tokens + (num - there.num_decode_rows) * num_tokens
@@ -282,6 +287,8 @@ def _running(engine: EngineView, now_s: float) -> _Running:
 def _sent_since(engine: EngineView, prompt: StepWork) -> StepWork:
     """Of what this router sent since the worker told, the lengths are taken to be ours."""
     num_tokens = engine.num_departed_tokens
+    if not num_tokens:
+        return _NOTHING
     pairs = num_tokens * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
     return StepWork(0, 0, num_tokens, round(pairs))
 
@@ -293,5 +300,7 @@ def _prompts(work: StepWork) -> StepWork:
 
 def _part(prompts: StepWork, num_tokens: int) -> StepWork:
     """Of prompts, so many tokens."""
+    if num_tokens == prompts.num_prefill_tokens:
+        return prompts
     share = num_tokens / (prompts.num_prefill_tokens or 1)
     return StepWork(0, 0, num_tokens, round(share * prompts.num_attention_pairs))

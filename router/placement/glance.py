@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from diptych.step_model import StepCost, StepWork
-from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
+from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 
@@ -28,19 +28,16 @@ def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Seque
     So one that has just come does not make the others unknown, and is not left without the work
     by which it would learn. Those of one pool are likely alike, and where not, it soon tells.
     """
-
-    def knows(engine: EngineView) -> bool:
-        return engine.knows_prefill if kind == "prefill" else engine.knows_decode
-
-    engines = (view.engine for view in views if view.engine is not None)
-    knowing = [engine for engine in engines if knows(engine)]
-    if len(knowing) == len(views) or not knowing:
+    costs: list[StepCost] = [
+        getattr(view.engine.model, kind) for view in views if view.engine is not None
+    ]
+    known_costs = [cost for cost in costs if cost.is_known]
+    if len(known_costs) == len(views) or not known_costs:
         return views
-    costs: list[StepCost] = [getattr(engine.model, kind) for engine in knowing]
-    best = max(costs, key=lambda cost: cost.num_steps)
+    best = max(known_costs, key=lambda cost: cost.num_steps)
 
     def known(view: V) -> V:
-        if view.engine is None or knows(view.engine):
+        if view.engine is None or getattr(view.engine.model, kind).is_known:
             return view
         model = view.engine.model._replace(**{kind: best})
         return replace(view, engine=replace(view.engine, model=model))

@@ -93,6 +93,8 @@ class _Paces:
     """
 
     def __init__(self) -> None:
+        self.mean_s: float | None = None
+        """On average, without the few on either side; None: nobody wanted any."""
         self._newest = deque[float]()  # costs
         self._ordered: list[float] = []
 
@@ -103,15 +105,9 @@ class _Paces:
         insort(self._ordered, cost)
         while len(self._newest) > most:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
-
-    @property
-    def mean_s(self) -> float | None:
-        """On average, without the few on either side; None: nobody wanted any."""
         num = len(self._ordered)
-        if not num:
-            return None
         num_left_out = max(num // _LEFT_OUT, int(num > _TWO))
-        return 1.0 / fmean(self._ordered[num_left_out : num - num_left_out]) - _FIXED_S
+        self.mean_s = 1.0 / fmean(self._ordered[num_left_out : num - num_left_out]) - _FIXED_S
 
 
 class _Known(NamedTuple):
@@ -204,7 +200,10 @@ class Parting:
             return None  # one has but one role
         if len(decoding) == _TWO and self._two_had_best_part(snapshot):
             return None
-        alone = (replace(view, prefill_time_ratio=0.0) for view in snapshot.decode)
+        alone = (
+            replace(view, prefill_time_ratio=0.0) if view.prefill_time_ratio else view
+            for view in snapshot.decode
+        )
         return replace(snapshot, prefill=(), decode=tuple(alone))
 
     def parts(self, snapshot: Snapshot) -> Parts:
@@ -270,17 +269,16 @@ class Parting:
         tpot_s, known = self._paces.mean_s, phases.answers
         if not known or tpot_s is None:
             return 0.0
-        return fmean(self._mix.num_rows(cost.decode, most, tpot_s) for cost, _, most in known)
+        return fmean([self._mix.num_rows(cost.decode, most, tpot_s) for cost, _, most in known])
 
     def _share(self, phases: _Phases) -> float | None:
         """Of all that requests as of late take of workers, what prompts do; None: not known."""
         tpot_s = self._paces.mean_s
         if not all(phases) or tpot_s is None or self._num_seen < _LEAST_SEEN:
             return None
-        prompts_s = fmean(self._mix.prompt_s(cost.prefill, num) for cost, num, _ in phases.prompts)
-        answers_s = fmean(
-            self._mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in phases.answers
-        )
+        mix, (prompts, answers) = self._mix, phases
+        prompts_s = fmean([mix.prompt_s(cost.prefill, num) for cost, num, _ in prompts])
+        answers_s = fmean([mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in answers])
         # Prompts that are cached whole are none; of one phase alone there is no share.
         return prompts_s / (prompts_s + answers_s) if prompts_s and answers_s else None
 

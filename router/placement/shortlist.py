@@ -63,10 +63,12 @@ def soonest(
     def order(each: tuple[V, F]) -> float:
         return after_s(each[1])
 
+    if len(forecasts) <= _NUM_OTHERS:
+        return Chosen(forecasts, forecasts, order)
     own = [each for each in forecasts if each[0].worker not in others]
-    few = nsmallest(NUM_WEIGHED, own, key=order)
-    apart = (each for each in forecasts if each[0].worker in others)
-    return Chosen(few + nsmallest(_NUM_OTHERS, apart, key=order), forecasts, order)
+    few = sorted(own, key=order)[:NUM_WEIGHED]
+    apart = [each for each in forecasts if each[0].worker in others]
+    return Chosen(few + sorted(apart, key=order)[:_NUM_OTHERS], forecasts, order)
 
 
 def partnered(

@@ -5,7 +5,6 @@ is known; so a promise that one more prompt would break is seen, though each of 
 seemed small beside a long answer.
 """
 
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.paced import Paced
@@ -18,13 +17,10 @@ from router.placement.forecast import (
 )
 from router.placement.types import DecodeView
 
-
-class _One(NamedTuple):
-    """A sequence, a way in which it may go on, and how it stands before anything comes."""
-
-    paced: Paced
-    left_s: float  # for its tokens, but for what it loses to prompts that are there
-    missed: float  # how likely it misses its pace
+# A sequence and a way in which it may go on, as it stands before anything comes: what it has left
+# for its tokens, but for what it loses to prompts that are there, s; how likely it misses its pace.
+# A plain tuple: each placement makes hundreds.
+_One = tuple[Paced, float, float]
 
 
 class MoreMissed(NamedTuple):
@@ -52,25 +48,27 @@ class ToldPaces(NamedTuple):
         """With one more prompt, and for so many tokens one sequence more, which asks for that
         pace; None: for none, and nobody bars it.
         """
-        total, barring, surely_s = 0.0, 0.0, self.after.surely_s
-        before, after = self.before.spread, self.after.spread
-        for one in self.ones:
-            num_more = one.paced.num_more
-            if (one.left_s - self.stalled_s) / num_more > surely_s:
+        total, barring, stalled_s = 0.0, 0.0, self.stalled_s
+        after, surely_s = self.after.spread, self.after.surely_s
+        for paced, left_s, missed in self.ones:
+            num_more = paced.num_more
+            token_s = (left_s - stalled_s) / num_more
+            if token_s > surely_s:
                 continue
-            part = num_output_tokens / num_more
-            theirs = after if part >= 1.0 else self.before.towards(self.after, part).spread
-            missed = theirs.miss_ratio((one.left_s - self.stalled_s) / num_more)
-            more = missed - one.missed
+            theirs = after
+            if num_output_tokens < num_more:
+                part = num_output_tokens / num_more
+                theirs = self.before.towards(self.after, part).spread
+            more = theirs.miss_ratio(token_s) - missed
             if more > 0.0:
-                total += one.paced.share * more
+                total += paced.share * more
             if tpot_s is not None:
-                if one.paced.tpot_s < tpot_s:  # as if it had been promised no more than that
-                    left_s = one.paced.left_s(tpot_s) - self.queued_s
-                    missed = theirs.miss_ratio((left_s - self.stalled_s) / num_more)
-                    more = missed - before.miss_ratio(left_s / num_more)
+                if paced.tpot_s < tpot_s:  # as if it had been promised no more than that
+                    left_s = paced.left_s(tpot_s) - self.queued_s
+                    more = theirs.miss_ratio((left_s - stalled_s) / num_more)
+                    more -= self.before.miss_ratio(left_s / num_more)
                 if more > 0.0:
-                    barring += one.paced.share * more
+                    barring += paced.share * more
         return MoreMissed(total, barring)
 
 
@@ -84,13 +82,13 @@ def told_paces(view: DecodeView, pace: DecodeForecast, num_tokens: int) -> ToldP
         return NOTHING_TOLD
     plain = pace
     if view.prefill_time_ratio:  # what prompts take is told of each
-        plain = of_decode(replace(view, prefill_time_ratio=0.0), num_tokens) or pace
+        plain = of_decode(view, num_tokens, 0.0) or pace
     queued_s = queued_stall_s(view, num_tokens, plain.before.expected_s)
-    before, surely_s, ones = plain.before.spread, plain.before.surely_s, []
+    before, surely_s, ones = plain.before.spread, plain.before.surely_s, list[_One]()
     for paced in engine.paced:
         left_s = paced.left_s(paced.tpot_s) - queued_s
         token_s = left_s / paced.num_more
         missed = 0.0 if token_s > surely_s else before.miss_ratio(token_s)
-        ones.append(_One(paced, left_s, missed))
+        ones.append((paced, left_s, missed))
     num_rows = engine.decoding.num_decode_rows
     return ToldPaces(num_rows, tuple(ones), plain.before, plain.after, queued_s)

@@ -32,8 +32,11 @@ def _may_prefill(query: Query, snapshot: Snapshot) -> list[PrefillView]:
     if query.on_prefill is not None:
         return [view for view in snapshot.prefill if view.worker == query.on_prefill]
     num_tokens, barred = query.num_max_tokens, query.failed | query.refused
+    takes_all, payer = query.as_if_room, query.payer
     able = [
-        v for v in snapshot.prefill if v.takes_from(query.payer) and v.max_model_len >= num_tokens
+        v
+        for v in snapshot.prefill
+        if (takes_all or v.takes_from(payer)) and v.max_model_len >= num_tokens
     ]
     return [v for v in able if v.worker.incarnation not in barred] if barred else able
 
@@ -43,8 +46,11 @@ def _may_decode(query: Query, snapshot: Snapshot) -> list[DecodeView]:
     if query.on_decode is not None:
         return [view for view in snapshot.decode if view.worker == query.on_decode]
     num_tokens, barred = query.num_max_tokens, query.failed | query.refused
+    takes_all, payer = query.as_if_room, query.payer
     able = [
-        v for v in snapshot.decode if v.takes_from(query.payer) and v.max_model_len >= num_tokens
+        v
+        for v in snapshot.decode
+        if (takes_all or v.takes_from(payer)) and v.max_model_len >= num_tokens
     ]
     return [v for v in able if v.worker.incarnation not in barred] if barred else able
 

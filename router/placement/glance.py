@@ -90,12 +90,3 @@ def idle(view: V) -> V:
         return view
     idle = replace(view.engine, work=StepWork(), num_departed_tokens=0, num_computed_tokens=0)
     return replace(view, engine=idle)
-
-
-def with_room(snapshot: Snapshot) -> Snapshot:
-    """As if every worker took one more: when there is room its queue will be as long as now."""
-    return replace(
-        snapshot,
-        prefill=tuple(replace(view, has_runway=True) for view in snapshot.prefill),
-        decode=tuple(replace(view, max_num_seqs=None) for view in snapshot.decode),
-    )

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from router.placement.explanation import Explanation
-from router.placement.glance import with_room
 from router.placement.guard import Guard, Rates, Regime, both_alone
 from router.placement.measured import first_token_s, is_in_time
 from router.placement.policy import LeastLoaded
@@ -78,8 +77,8 @@ class Guarded:
         """See :class:`router.placement.types.Policy`."""
         if self.guard.regime is Regime.FREE:
             return self._predicted.foresee(query, snapshot, wait_s)
-        within_s, snapshot = query.objectives.ttft_s, with_room(snapshot)
-        found = self._fixed(query, snapshot)
+        within_s = query.objectives.ttft_s
+        found = self._fixed(replace(query, as_if_room=True), snapshot)
         if within_s is None or found is None:
             return None
         soonest_s = first_token_s(found, query, snapshot, self._plain.num_missing)

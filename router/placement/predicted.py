@@ -11,7 +11,7 @@ from typing import NamedTuple
 from router.placement.candidates import Overheads, Weighed, prompt_work, weigh
 from router.placement.explanation import Explanation
 from router.placement.forecast import alone_s, of_decode, of_prefill
-from router.placement.glance import busy_workers, has_all_room, idle, prompt_token_s, with_room
+from router.placement.glance import busy_workers, has_all_room, idle, prompt_token_s
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
@@ -187,7 +187,7 @@ class Predicted:
             is_early = within_s is None or soonest_s is None or wait_s + soonest_s <= within_s
             if is_early or has_all_room(snapshot):
                 return soonest_s
-        weighed = self._weigh(query, with_room(snapshot), is_real=False)
+        weighed = self._weigh(replace(query, as_if_room=True), snapshot, is_real=False)
         return None if weighed is None else weighed.soonest_s
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:

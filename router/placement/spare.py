@@ -78,13 +78,23 @@ def _is_short(query: Query, view: DecodeView) -> bool:
 
 
 def _with_runway(view: PrefillView, is_spare: bool) -> PrefillView:
-    return view if is_spare else replace(view, has_runway=False, is_open_beyond=False)
+    if is_spare or not (view.has_runway or view.is_open_beyond):
+        return view
+    return replace(view, has_runway=False, is_open_beyond=False)
 
 
 def _with_places(query: Query, view: DecodeView, is_spare: bool) -> DecodeView:
     most = _most_seqs(view, query.num_tokens // query.block_size + 1)
     local_prefill = view.local_prefill and is_spare
-    return replace(_keeping_all(view), max_num_seqs=most, local_prefill=local_prefill)
+    if (most, local_prefill, 0) == (view.max_num_seqs, view.local_prefill, view.num_giving_way):
+        return view
+    return replace(
+        view,
+        max_num_seqs=most,
+        local_prefill=local_prefill,
+        num_giving_way=0,
+        num_giving_way_blocks=0,
+    )
 
 
 def has_spare_place(view: DecodeView, num_blocks: int) -> bool:

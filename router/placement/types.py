@@ -292,6 +292,7 @@ class Query:
     is_batch: bool = False  # nobody leaves for it
     takes_spare_only: bool = False  # and it takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
+    as_if_room: bool = False  # as if every worker took one more, with queues as long as now
     now_s: float = 0.0  # by the clock of the views
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":

@@ -237,6 +237,9 @@ class _Candidates:
         self, snapshot: Snapshot, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
     ) -> Weighed:
         query, parts = self._query, self._parts
+        may_be_local = not query.needs_prefill and any(view.local_prefill for view in decodes)
+        if not decodes or not (prefills or may_be_local):
+            return Weighed((), (), self._pair)  # as long as all are full, many ask
         holders = self._plain.holders(query)
         near_p, near_d = partnered(
             near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing),

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from diptych.block_needs import ShippedBytes
 from diptych.paced import Paced, from_proto
-from diptych.step_model import StepModel, StepWork
+from diptych.step_model import StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
@@ -308,11 +308,11 @@ def _engine(
     paced: tuple[Paced, ...] | None = None,
     num_ended_rows: int = 0,
 ) -> EngineView | None:
-    state = watch.state
-    if state is None or not state.HasField("step_model"):
+    state, model = watch.state, watch.step_model
+    if state is None or model is None:
         return None
     return EngineView(
-        model=StepModel.from_proto(state.step_model),
+        model=model,
         max_batched_tokens=state.max_batched_tokens,
         work=StepWork(
             num_decode_rows=state.num_decoding,

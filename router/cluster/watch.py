@@ -12,6 +12,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from diptych.errors import DiptychError
 from diptych.rpc.client_stream import ClientStream, keep_open
 from diptych.rpc.peer_channel import Dialer, PeerChannel
+from diptych.step_model import StepModel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.wire_names import ROLE_NAMES
 from router.placement.types import WorkerId
@@ -67,6 +68,7 @@ class WorkerWatch:
         self.address = address
         self._peer = PeerChannel(dialer, address, ROLE_NAMES[wish])
         self.state: worker_pb2.WorkerState | None = None
+        self.step_model: StepModel | None = None  # that it tells of; None: it does not
         self.heard_s = 0.0  # when it came, by the clock
         self._wrong = ""  # incarnation of a process at the address of no role that we know
         self._twin = ""  # incarnation of a process that is watched elsewhere
@@ -170,6 +172,8 @@ class WorkerWatch:
         if self._is_twin(state.incarnation):
             return
         before, self.state = self.state, state
+        is_told = state.HasField("step_model")
+        self.step_model = StepModel.from_proto(state.step_model) if is_told else None
         self.heard_s = self._clock()
         if before is None or before.incarnation != state.incarnation:
             logger.info(

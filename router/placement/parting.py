@@ -25,6 +25,9 @@ _TWO: Final = 2  # workers, or paces
 _NUM_ASKED: Final = 4  # workers, what their steps take
 _STICKY: Final = 0.75  # workers: a change that is smaller is none,
 _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
+# Answers that a worker decodes on average, of those that keep their pace at a time: they come when
+# they come, while prompts can wait for each other. Simulated.
+_DECODES_OF: Final = 0.7
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
 _LEAST_SHARE: Final = 0.5
@@ -238,6 +241,7 @@ class Parting:
         share = self._share(_Phases(known, known))
         if share is None:
             return None
+        share /= share + (1.0 - share) / _DECODES_OF
         least = 0 if num_prefill else 1
         most = num_both - (len(snapshot.decode) == num_both)
         return _Wanted(share, num_prefill, len(snapshot.decode), least, most)

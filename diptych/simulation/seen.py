@@ -224,7 +224,7 @@ class DecodeSeen:
     def view(self) -> DecodeView:
         """As of now."""
         told, beside = self._told, self.beside
-        num_leased = 0 if beside is None else beside.num_sent_tokens
+        num_sent = self.num_sent_tokens + (0 if beside is None else beside.num_sent_tokens)
         num_computed = 0 if beside is None else beside.num_computed_tokens
         return DecodeView(
             worker=self._worker,
@@ -235,7 +235,7 @@ class DecodeSeen:
             max_num_seqs=told.max_num_seqs,
             own_shares=self._own.shares(),
             promised=self._promises.promised,
-            num_pending_tokens=told.work.num_prefill_tokens + num_leased,
+            num_pending_tokens=told.work.num_prefill_tokens + num_sent,
             num_available_blocks=told.num_available_blocks,
             num_blocks=told.num_blocks,
             num_giving_way=told.giving_way.num,
@@ -245,7 +245,7 @@ class DecodeSeen:
             shipped=self._shipped,
             bytes_per_s=self._sources,
             engine=told.engine_view(
-                self.num_sent_tokens + num_leased,
+                num_sent,
                 num_computed,
                 self._promises.still_there(told.paced),
                 self.num_ended_rows,

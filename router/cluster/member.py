@@ -226,7 +226,7 @@ class DecodeMember:
         if not self.is_placeable or state is None or worker is None or not self._is_up:
             return None
         if self._view is None:
-            promises = self.link.promises
+            promises, num_sent = self.link.promises, self.num_sent_tokens + self._num_leased_tokens
             self._view = DecodeView(
                 worker=worker,
                 num_sequences=self.link.num_sequences + self._num_others,
@@ -236,7 +236,7 @@ class DecodeMember:
                 max_num_seqs=state.max_num_seqs or None,
                 own_shares=self.link.own_shares(),
                 promised=promises.promised,
-                num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
+                num_pending_tokens=state.num_pending_prefill_tokens + num_sent,
                 num_available_blocks=_num_available_blocks(state),
                 num_blocks=state.blocks.total,
                 num_giving_way=state.num_giving_way,
@@ -250,7 +250,7 @@ class DecodeMember:
                 place=_place(state).over(self.found_at),
                 engine=_engine(
                     self.watch,
-                    self.num_sent_tokens + self._num_leased_tokens,
+                    num_sent,
                     0 if self.beside is None else self.beside.num_computed_tokens,
                     None if self._paced is None else promises.still_there(self._paced),
                     self.num_ended_rows,

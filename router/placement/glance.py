@@ -76,12 +76,7 @@ def busy_workers(snapshot: Snapshot) -> set[WorkerId]:
     """Those that have sequences, or prompts to compute."""
     views: tuple[PrefillView | DecodeView, ...] = (*snapshot.prefill, *snapshot.decode)
     busy = {view.worker for view in snapshot.decode if view.num_sequences}
-    return busy | {view.worker for view in views if _has_prompts(view)}
-
-
-def _has_prompts(view: PrefillView | DecodeView) -> bool:
-    sent = 0 if view.engine is None else view.engine.num_departed_tokens
-    return view.num_pending_tokens + sent > 0
+    return busy | {view.worker for view in views if view.num_pending_tokens}
 
 
 def idle(view: V) -> V:

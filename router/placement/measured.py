@@ -13,6 +13,7 @@ from router.placement.types import (
     DecodeView,
     Placement,
     PrefillOnly,
+    PrefillView,
     Query,
     Snapshot,
     WorkerId,
@@ -46,17 +47,12 @@ def first_token_s(
     """
     computing = placement.decode if isinstance(placement, DecodeOnly) else placement.prefill
     rates = {view.worker: view.tokens_per_s for view in snapshot.prefill if view.tokens_per_s}
-    waiting = {view.worker: _num_waiting(view) for view in snapshot.decode}
-    waiting |= {view.worker: view.num_pending_tokens for view in snapshot.prefill}
+    views: tuple[DecodeView | PrefillView, ...] = (*snapshot.decode, *snapshot.prefill)
+    waiting = {view.worker: view.num_pending_tokens for view in views}
     if not rates or computing not in waiting:
         return None
     num_tokens = waiting[computing] + num_missing(query, computing)
     return num_tokens / rates.get(computing, sum(rates.values()) / len(rates))
-
-
-def _num_waiting(view: DecodeView) -> int:
-    """Tokens of prompts, with those that were sent there since it told."""
-    return view.num_pending_tokens + (view.engine.num_departed_tokens if view.engine else 0)
 
 
 def _tpot_s(view: DecodeView) -> float:

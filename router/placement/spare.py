@@ -59,9 +59,8 @@ def computes_at_once(view: DecodeView) -> bool:
     """Whether a prompt that comes next to a decode worker is computed at once."""
     if view.engine is None:
         return view.num_pending_tokens == 0
-    num_tokens = view.num_pending_tokens + view.engine.num_departed_tokens
     token_s = view.engine.model.prefill.prefill_token_s
-    return is_idle(num_tokens, 1 / token_s if token_s > 0 else 0.0)
+    return is_idle(view.num_pending_tokens, 1 / token_s if token_s > 0 else 0.0)
 
 
 def _beyond_half(idle: Iterable[WorkerId], num_all: int) -> set[WorkerId]:

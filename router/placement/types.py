@@ -45,7 +45,7 @@ class EngineView:
     max_batched_tokens: int  # of one step; 0: it does not say
     work: StepWork  # that it has; a token for each sequence that decodes
     paced: tuple[Paced, ...] | None = None  # who can lose the least; None: it does not say
-    num_departed_tokens: int = 0  # of this router's prompts, that were sent since
+    num_departed_tokens: int = 0  # of this router's prompts, sent since; they are pending, too
     num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
     num_ended_rows: int = 0  # of this router's sequences that decoded then, and have ended
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
@@ -125,7 +125,7 @@ class DecodeView:
     local_prefill: bool  # may compute prompts itself
     proven: frozenset[str]  # incarnations of the prefill workers it can pull from
     max_num_seqs: int | None = None  # that run at a time; None: it does not say
-    num_pending_tokens: int = 0  # of prompts that it computes itself
+    num_pending_tokens: int = 0  # of prompts it has not computed yet, sent since included
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     num_blocks: int = 0  # in all
     num_giving_way: int = 0  # of its sequences, as it last said: they leave for ones of no batch

@@ -146,7 +146,7 @@ async def test_what_was_sent_to_one_role_counts_for_the_other_until_the_worker_t
     world.cluster.prefill_backlog.accepted(1, 0)
     world.reserve(worker("a"), num_tokens=20, is_started=True)
     (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
-    assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 30)
+    assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 50)
     world.passes(1.0)
     soft(world, "a", BOTH, num_pending_prefill_tokens=50)
     (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode

@@ -133,16 +133,22 @@ def engine(num_departed: int, prompt_token_s: float) -> EngineView:
     )
 
 
+def since(num_departed: int, prompt_token_s: float) -> dict[str, object]:
+    """So much was sent since it told, when nothing waited there."""
+    view = engine(num_departed, prompt_token_s)
+    return {"num_pending_tokens": num_departed, "engine": view}
+
+
 @pytest.mark.parametrize(
     ("changes", "is_placed"),
     [
         ({}, True),
         ({"num_pending_tokens": 1}, False),
-        ({"engine": engine(0, 0.0)}, True),
-        ({"engine": engine(1, 0.0)}, False),  # sent since it told, and nobody knows how fast it is
-        ({"engine": engine(20, 0.001)}, True),
-        ({"engine": engine(21, 0.001)}, False),
-        ({"engine": engine(20, 0.001), "num_pending_tokens": 1}, False),
+        (since(0, 0.0), True),
+        (since(1, 0.0), False),  # nobody knows how fast it is
+        (since(20, 0.001), True),
+        (since(21, 0.001), False),
+        (since(20, 0.001) | {"num_pending_tokens": 21}, False),
     ],
 )
 def test_nor_is_it_computed_where_others_wait_that_are_decoded_there(

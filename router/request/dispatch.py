@@ -104,6 +104,7 @@ class Dispatch:
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = ordered(policy.place(query, seen_by(query, snapshot)), snapshot)
+        self._forget_second_half()
         self.is_held = placement is None and policy.has_declined
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
@@ -114,7 +115,6 @@ class Dispatch:
             return placement
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
-        self._forget_second_half()
         holds_one = query.on_prefill is not None or query.on_decode is not None
         if isinstance(placement, Paired) and placement.in_order and not holds_one:
             self._in_order = placement
@@ -362,7 +362,7 @@ class Dispatch:
         self._services.cluster.prefill_backlog.computed(sequence_id)
         lease = self._leases.pop(sequence_id, None)
         if lease is not None:
-            self._forget_second_half()
+            self._services.cluster.second_halves.drop(self)
             self._settle_lease(lease)
         return lease
 
@@ -377,6 +377,7 @@ class Dispatch:
             halves.add(self, pair, worker, len(self._request.shape.prompt_ids))
 
     def _forget_second_half(self) -> None:
+        """It is asked for, or the request is placed anew."""
         self._in_order = None
         self._services.cluster.second_halves.drop(self)
 
@@ -391,7 +392,7 @@ class Dispatch:
     def _forget_reservation(self, sequence_id: int) -> _Reservation | None:
         held = self._reservations.pop(sequence_id, None)
         if held is not None:
-            self._forget_second_half()
+            self._services.cluster.second_halves.drop(self)
             self._settle_reservation(sequence_id, held)
         return held
 

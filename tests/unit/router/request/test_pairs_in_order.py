@@ -72,3 +72,20 @@ async def test_one_that_will_not_be_asked_for_does_not_count(world: World, half:
     ask(request, half)
     request.place(Query(num_tokens=40, num_max_tokens=44, on_decode=DECODE))
     assert sum(count > 0 for count in seen(world)) == 1, "what was asked for is there still"
+
+
+@pytest.mark.parametrize("num_asked", [1, 2])
+@pytest.mark.parametrize("halves", [(LEASE, RESERVE), (RESERVE, LEASE)], ids=["lease", "sequence"])
+async def test_of_a_pair_that_is_placed_before_another_is_freed_both_count(
+    world: World, halves: tuple[Any, Any], num_asked: int
+) -> None:
+    """As when one starts over: what it still holds is freed once it is placed anew."""
+    request = world.request()
+    for half in halves[:num_asked]:
+        ask(request, half)
+    request.place(Query(num_tokens=40, num_max_tokens=44))
+    request.close_all()
+    assert seen(world) == (0, 0)
+    for half in halves:
+        ask(request, half._replace(sequence_id=half.sequence_id + 2))
+        assert seen(world) == (len(PROMPT), 1)

@@ -73,7 +73,7 @@ class Swing(NamedTuple):
 
 
 def read_trace(path: Path) -> list[Shape]:
-    """A CSV of Azure's form, or JSON lines of Mooncake's, by the file's name.
+    """A CSV of Azure's form, or JSON lines of Mooncake's, by the file's name; from 0 s on.
 
     Raises ConfigurationError that names the line and the field.
     """
@@ -87,7 +87,8 @@ def read_trace(path: Path) -> list[Shape]:
         raise ConfigurationError(f"--trace: {path}: line {error}") from None
     if not shapes:
         raise ConfigurationError(f"--trace: {path}: no request in it")
-    return shapes
+    began_s = min(shape.at_s for shape in shapes)
+    return [shape._replace(at_s=shape.at_s - began_s) for shape in shapes]
 
 
 class _BadLineError(Exception):
@@ -105,7 +106,7 @@ def _azure(lines: Iterable[str]) -> Iterator[Shape]:
             lengths = _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens")
         except ValueError as error:
             raise _BadLineError(f"{number}: {error}") from None
-        yield Shape(at_s - began_s, *lengths)
+        yield Shape(at_s, *lengths)
 
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]]:

@@ -44,6 +44,15 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert mooncake == [Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))]
 
 
+def test_an_excerpt_begins_with_its_first_request(tmp_path: Path) -> None:
+    """Else nobody would come in the time that is simulated. Lines may be in any order."""
+    rows = [row_of(timestamp=stamp) for stamp in (3_601_500, 3_600_000, 3_604_000)]
+    shapes = read_trace(written(tmp_path, "m.jsonl", "".join(rows)))
+    assert [shape.at_s for shape in shapes] == [1.5, 0.0, 4.0]
+    come = replayed(shapes, speed=1.0, duration_s=5.0)
+    assert [shape.at_s for shape in come] == [0.0, 1.5, 4.0]
+
+
 @pytest.fixture(params=["UTC", "America/New_York", "Asia/Tokyo"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The machine's."""

@@ -18,7 +18,7 @@ FOR_A_CHOICE = {
     "rich",
     "transformers",
 }
-LISTS = ["--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1"]
+ROUTER = ["--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1", "--http-port", "0"]
 CODE = """
 import atexit, runpy, sys
 atexit.register(lambda: print(*sys.modules))
@@ -29,7 +29,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 @pytest.mark.parametrize(
     ("role", "flags", "absent"),
     [
-        ("router", LISTS, {"numpy", "torch", "numba", "diptych.engine", "kvtransfer"}),
+        ("router", ROUTER, {"numpy", "torch", "numba", "diptych.engine", "kvtransfer"}),
         ("decode_worker", [], {"sympy", "torch._dynamo", "torch._inductor", "triton", "gguf"}),
     ],
     ids=["router", "decode worker"],

@@ -27,13 +27,14 @@ from router.frontend.callers.callers import Callers
 from router.frontend.callers.choice import callers_of
 from router.frontend.cluster_view import ClusterView
 from router.frontend.generator import Generator
+from router.frontend.handed_over import HandedOver
 from router.frontend.http.server import HttpServer
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.heartbeat import beat
 from router.leaving import until_quiet
-from router.metrics import RouterMetrics, read_placement, read_pools, read_room
+from router.metrics import RouterMetrics, read_placement, read_pools, read_room, read_untaken
 from router.placement.by_objectives import ByObjectives
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
@@ -47,6 +48,7 @@ from router.placement.waiting_room import WaitingRoom
 from router.request.services import Services, Spawn
 from router.telemetry import Telemetry
 from router.tenant_metrics import TenantMetrics
+from router.untaken import Untaken
 from router.ways_in import (
     GRPC_SERVICES,
     WaysIn,
@@ -170,6 +172,9 @@ def _make_ways_in(
     telemetry = Telemetry(metrics, host.tracing, cluster, model.name, config.trace_slow_s)
     admission = Admission(model, cluster, config)
     quotas = Quotas(config.quota.limits, asyncio.get_running_loop().time, metrics.quota_refused)
+    untaken = Untaken(asyncio.get_running_loop().time, config.max_untaken_bytes, metrics.cut_off)
+    handed = HandedOver(config.max_untaken_bytes)
+    read_untaken(host.metrics, untaken, handed)
     view = ClusterView(
         model.name,
         cluster.overview,
@@ -181,10 +186,12 @@ def _make_ways_in(
     )
     return WaysIn(
         admission,
-        Generator(admission, quotas, services, telemetry),
+        Generator(admission, quotas, services, telemetry, untaken),
         PromptAnswers(admission, quotas, services, telemetry),
         callers,
         view,
+        untaken,
+        handed,
     )
 
 

@@ -20,6 +20,7 @@ from router.client_settings import (
     QuotaSettings,
 )
 from router.discovery_settings import Addresses, DnsSource, FileSource, KubernetesSource, Source
+from router.untaken import DEFAULT_BYTES
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
@@ -220,6 +221,14 @@ class RouterConfig(ProcessConfig):
         64 * 2**20,
         ge=1,
         description="Bytes of all requests that are open; what would be more is refused.",
+    )
+    max_untaken_bytes: int = Field(
+        DEFAULT_BYTES,
+        ge=2**16,
+        description="Bytes of answers that wait for clients to take them, of all together. From a "
+        "quarter of it on clients lose theirs that take less than 64 KiB in five seconds, who "
+        "holds most for longest first; beyond it others too. Single messages over gRPC have as "
+        "much of their own, beyond which they are refused.",
     )
     trace_caller_per_s: float = Field(
         10.0,

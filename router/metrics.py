@@ -1,5 +1,6 @@
 """What a router counts, and what of it is read at each scrape."""
 
+import logging
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from router.generation.answer import KVPath
 from router.placement.guarded import Guarded
 from router.placement.types import Policy, Why
 from router.tenant_metrics import TenantMetrics
+from router.untaken import Cut
+
+logger = logging.getLogger(__name__)
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0)
 
@@ -30,6 +34,13 @@ class Room(Protocol):
     def num_placed(self) -> int: ...
 
     def num_waiting_of(self, request_class: RequestClass) -> int: ...
+
+
+class Waiting(Protocol):
+    """What waits for clients, at this moment."""
+
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class Pools(Protocol):
@@ -82,12 +93,24 @@ class RouterMetrics:
             "class",
             RequestClass,
         )
+        self._cut_off = metrics.counter(
+            "router_clients_cut_off_total",
+            "Clients that lost their answers as those of all clients that waited to be taken were "
+            "too many bytes, and theirs were taken slowest: see max_untaken_bytes.",
+        )
         self.unreachable = metrics.counters(
             "router_unreachable_total",
             "Requests that were refused because they were foretold to miss their objectives, by "
             "class.",
             "class",
             RequestClass,
+        )
+
+    def cut_off(self, cut: Cut) -> None:
+        """A client was too slow."""
+        self._cut_off.inc()
+        logger.warning(
+            "a client was cut off: too much waited for all to take it", extra=cut._asdict()
         )
 
     def engine_used(self, request_class: RequestClass, used_s: float) -> None:
@@ -97,6 +120,18 @@ class RouterMetrics:
     def quota_refused(self, quota: str) -> None:
         """A tenant's quota of that name, see Limits, was used up."""
         self._quotas[quota].inc()
+
+
+def read_untaken(metrics: Metrics, untaken: Waiting, handed: Waiting) -> None:
+    """Gauges of what waits for clients."""
+    metrics.read_gauges(
+        "router_untaken_bytes",
+        "Bytes of answers that wait for clients to take them, by what is done where they are too "
+        "many: cut (slow clients are cut off) or refuse (single messages over gRPC: further ones "
+        "are refused).",
+        ("bound",),
+        lambda: [(("cut",), untaken.num_bytes), (("refuse",), handed.num_bytes)],
+    )
 
 
 def read_room(metrics: Metrics, room: Room) -> None:

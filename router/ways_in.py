@@ -14,6 +14,7 @@ from router.frontend.callers.callers import Anybody, Callers, authorization
 from router.frontend.cluster_view import ClusterView
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
+from router.frontend.handed_over import HandedOver
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.leaving import Leaving
 from router.frontend.http.own_names import by_own_names
@@ -24,6 +25,7 @@ from router.frontend.open_inference.answering import Front
 from router.frontend.open_inference.servicer import INFERRING, OpenInferenceServicer
 from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from router.frontend.prompt_answers import PromptAnswers
+from router.untaken import Untaken
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +45,22 @@ class WaysIn(NamedTuple):
     prompts: PromptAnswers
     callers: Callers
     view: ClusterView
+    untaken: Untaken
+    handed: HandedOver
 
 
 def add_grpc(ways: WaysIn, host: ServiceHost, config: RouterConfig) -> None:
     """Serve clients on the host's own port."""
-    admission, generator, prompts, callers, view = ways
+    admission, generator, prompts, callers, view, _, handed = ways
     max_bytes = config.max_request_bytes
     InferenceServicer(
-        admission, generator, prompts, callers, view, max_request_bytes=max_bytes
+        admission, generator, prompts, callers, view, max_request_bytes=max_bytes, handed=handed
     ).add_to(host.server)
     OpenInferenceServicer(
         Front(admission, generator, callers, max_bytes),
         max_streams=_most_streams(config),
         write_s=config.timers.client_write_s,
+        handed=handed,
     ).add_to(host.server)
 
 
@@ -67,7 +72,7 @@ def open_http(
     is_serving: Callable[[], bool],
 ) -> HttpServer:
     """The HTTP API, whose port is taken now. Raises ConfigurationError."""
-    admission, generator, prompts, callers, view = ways
+    admission, generator, prompts, callers, view, untaken, _ = ways
     timers = config.timers
     registry = host.registry if config.http_metrics else None
     service = ServiceAnswers(admission, registry, is_serving, view)
@@ -76,7 +81,7 @@ def open_http(
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
     app = make_app(admission, generator, prompts, service, room, callers)
     app = by_own_names(app, host.host, callers)
-    server = HttpServer(Leaving(app, is_serving), bound, bounds, certificate)
+    server = HttpServer(Leaving(app, is_serving), bound, bounds, certificate, untaken)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server
 

@@ -1,5 +1,6 @@
 """A request in, the events of its answer out: what every front end stands on."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from router.request.response_builder import ResponseBuilder
 from router.request.services import Services
 from router.request.session import Session
 from router.telemetry import RequestObserver, Telemetry
+from router.untaken import Taker, Untaken
 
 _COMPLETION = "text_completion"  # as GenAI names it
 # Ends of a request that its client brought about.
@@ -53,7 +55,10 @@ class Generator:
         quotas: Quotas,
         services: Services,
         telemetry: Telemetry,
+        untaken: Untaken | None = None,
     ) -> None:
+        """``untaken`` bounds what waits for clients; None: one of its own does."""
+        self._untaken = untaken or Untaken(time.monotonic)
         self._admission = admission
         self._quotas = quotas
         self._services = services
@@ -69,6 +74,7 @@ class Generator:
         part: Admitted | None = None,
         outlet: Outlet | None = None,
         is_whole: bool = False,
+        taker: Taker | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
@@ -79,6 +85,7 @@ class Generator:
         in with others (``admit_all``). ``outlet`` is another way for deltas behind the first: those
         that come while the caller waits for an event may be written there, and are none then.
         ``is_whole``: all is written with the last event, and the caller minds how long that takes.
+        ``taker`` counts what waits for the client; None: it is of this answer alone.
 
         Raises:
             DiptychError: refused or failed.
@@ -90,6 +97,7 @@ class Generator:
         with (
             telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request, part) as quota,
+            answer.taken_by(taker or self._untaken.open()),
             self._admission.hold(request.num_bytes),
         ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
@@ -216,6 +224,7 @@ class _Answer:
         self._services = services
         self._give_up = give_up
         self._outlet = outlet
+        self._taker: Taker | None = None
         self._session: Session | Choices | None = None
         self._builder: ResponseBuilder | None = None
 
@@ -249,6 +258,7 @@ class _Answer:
                 on_output=on_output,
                 beside=beside,
                 outlet=self._outlet if resolved.num_choices == 1 else None,
+                taker=self._taker,
             )
 
         session: Session | Choices
@@ -290,6 +300,22 @@ class _Answer:
                 admitted.withdraw()
             else:
                 admitted.leave(num_used)
+
+    @contextmanager
+    def taken_by(self, taker: Taker) -> Iterator[None]:
+        """It ends where too much waits for clients, and of this one in the block."""
+        self._taker, taker.request_id = taker, self.request_id
+        loop = asyncio.get_running_loop()
+
+        def end(why: str) -> None:
+            loop.call_soon(self._cut_off, why)  # it may be in the middle of something
+
+        with taker.ending_by(end):
+            yield
+
+    def _cut_off(self, why: str) -> None:
+        if self._session is not None:
+            self._session.give_up(why)
 
     def _num_used(self, *, is_ours: bool) -> int:
         """Tokens that count; none where it failed, and not by the client, before there was a new

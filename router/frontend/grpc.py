@@ -21,7 +21,8 @@ from router.frontend.cluster_message import write_report
 from router.frontend.cluster_view import ClusterView
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
-from router.frontend.grpc_call import Call, read_message
+from router.frontend.grpc_call import Call, hand_over, read_message
+from router.frontend.handed_over import HandedOver
 from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import ClusterReport
 from router.generation.request import GenerationRequest, Prompt, TokenPrompt
@@ -48,8 +49,13 @@ class InferenceServicer:
         view: ClusterView,
         *,
         max_request_bytes: int,
+        handed: HandedOver | None = None,
     ) -> None:
-        """Requests over ``max_request_bytes`` are refused without being parsed."""
+        """Requests over ``max_request_bytes`` are refused without being parsed.
+
+        ``handed`` bounds answers that wait in gRPC; None: one of its own does.
+        """
+        self._handed = handed or HandedOver()
         self._admission = admission
         self._generator = generator
         self._prompts = prompts
@@ -107,7 +113,8 @@ class InferenceServicer:
             token_ids = await self._tokenize(
                 prompt, message.model, tenant, len(request), call.deadline_s
             )
-        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+        made = inference_pb2.TokenizeResponse(token_ids=token_ids)
+        return hand_over(made, context, tenant, self._handed)
 
     async def Detokenize(
         self, request: bytes, context: Context
@@ -128,7 +135,8 @@ class InferenceServicer:
                 tenant=tenant,
                 deadline_s=call.deadline_s,
             )
-        return inference_pb2.DetokenizeResponse(text=text)
+        made = inference_pb2.DetokenizeResponse(text=text)
+        return hand_over(made, context, tenant, self._handed)
 
     async def Embed(self, request: bytes, context: Context) -> inference_pb2.EmbedResponse:
         tenant, call = await self._tenant(context), Call.of(context)
@@ -139,7 +147,8 @@ class InferenceServicer:
             asked, call.deadline_s, call.metadata, max_numbers=most
         ) as answering:
             made = await self._prompts.embed(answering)
-        return prompt_messages.write_embeddings(made)
+        written = prompt_messages.write_embeddings(made)
+        return hand_over(written, context, tenant, self._handed)
 
     async def Score(self, request: bytes, context: Context) -> inference_pb2.ScoreResponse:
         tenant, call = await self._tenant(context), Call.of(context)
@@ -147,7 +156,8 @@ class InferenceServicer:
         asked = prompt_messages.read_score(message, len(request), tenant)
         with self._prompts.answering(asked, call.deadline_s, call.metadata) as answering:
             made = await self._prompts.score(answering)
-        return prompt_messages.write_scores(made)
+        written = prompt_messages.write_scores(made)
+        return hand_over(written, context, tenant, self._handed)
 
     async def DescribeCluster(
         self, request: bytes, context: Context

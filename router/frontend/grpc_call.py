@@ -1,7 +1,7 @@
 """What front ends over gRPC know of a call, and how they read a request."""
 
 import time
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -12,6 +12,7 @@ from diptych.rpc.server import Context
 from diptych.telemetry.tracing import Metadata
 from diptych.tenant import Tenant
 from router.frontend.callers.callers import Callers, authorization
+from router.frontend.handed_over import FREE_BYTES, HandedOver
 
 M = TypeVar("M", bound=Message)
 
@@ -32,6 +33,16 @@ class Call(NamedTuple):
     async def tenant(self, callers: Callers) -> Tenant:
         """Whose it is. Raises InvalidApiKeyError."""
         return await callers.tenant(authorization(self.metadata))
+
+
+def hand_over(message: M, context: Context, tenant: Tenant, handed: HandedOver) -> M:
+    """The only message of a call, counted until that is over. Raises QueueFullError."""
+    num_bytes = message.ByteSize()
+    if num_bytes > FREE_BYTES:
+        release = handed.hold(tenant.name, num_bytes)
+        untyped: Any = context  # the stubs want another kind of function than gRPC calls
+        untyped.add_done_callback(lambda _: release())
+    return message
 
 
 def read_message(message_type: type[M], data: bytes, max_bytes: int) -> M:

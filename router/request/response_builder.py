@@ -4,7 +4,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
@@ -16,6 +16,10 @@ from router.generation.answer import ChoiceFinished, Delta, Said, Timing
 from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import RequestShape
 from router.request.prompt_told import ToldPart
+
+_BEHIND: Final = 16  # batches that were not taken
+_TOKEN_BYTES: Final = 128  # that are kept of one with its margin and text, about
+_LIKELY_BYTES: Final = 80  # of each log probability
 
 # Told of new tokens: how many, and how long after those before, s (None: the first).
 OnEmitted = Callable[[int, float | None], None]
@@ -76,6 +80,7 @@ class ResponseBuilder:
     """
 
     __slots__ = (
+        "_behind_at",
         "_clock",
         "_detokenizer",
         "_includes_stop",
@@ -129,6 +134,8 @@ class ResponseBuilder:
         self._detokenizer = detokenizer
         self._clock = clock
         self._max_unsent = max_unsent
+        self._behind_at = 0
+        self._see_behind(0)
         self._num_resumed = num_resumed
         self._interval = interval
         self._num_due = 1  # as many tokens as are sent at once
@@ -150,6 +157,30 @@ class ResponseBuilder:
     def is_due(self) -> bool:
         """Whether what ``take`` has is to be sent now, though more may come."""
         return len(self._unsent_ids) >= self._num_due or bool(self._unsent_parts)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much was not taken that ``tell_behind`` says more than before."""
+        return self._num_unsent >= self._behind_at
+
+    def tell_behind(self) -> int:
+        """``num_unsent_bytes``, of which there is no more to tell until some more batches came."""
+        self._see_behind(self._num_unsent)
+        return self.num_unsent_bytes
+
+    def _see_behind(self, num_unsent: int) -> None:
+        self._behind_at = min(num_unsent + _BEHIND, self._max_unsent + 1)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What is kept of what was not taken yet, about."""
+        parts: list[tuple[int, Sequence[TokenLogprobs]]]
+        parts = [(len(part.token_ids), part.logprobs) for part in self._unsent_parts]
+        parts.append((len(self._unsent_ids), self._unsent_logprobs))
+        num_tokens = sum(num for num, _ in parts)
+        num_likely = sum(len(told) * (1 + len(told[0].top_token_ids)) for _, told in parts if told)
+        of_prompt = sum(part.ByteSize() for part in self._prompt_parts)
+        return num_tokens * _TOKEN_BYTES + num_likely * _LIKELY_BYTES + of_prompt
 
     @property
     def is_overfull(self) -> bool:
@@ -263,6 +294,8 @@ class ResponseBuilder:
             taken = self._unsent(self.num_output_tokens)
         else:
             return None
+        if self._num_unsent >= _BEHIND:
+            self._see_behind(0)
         self._num_unsent = 0
         self._num_due = self._interval
         return taken

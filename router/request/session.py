@@ -38,6 +38,7 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.services import Services
 from router.request.terms import Terms
+from router.untaken import Taker
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Session:
         "_is_first",
         "_loop",
         "_machine",
+        "_num_counted",
         "_num_taken",
         "_observer",
         "_on_failed",
@@ -75,6 +77,7 @@ class Session:
         "_request",
         "_request_id",
         "_services",
+        "_taker",
         "_terms",
         "_timer",
         "_timer_at_s",
@@ -94,13 +97,14 @@ class Session:
         on_output: Callable[[], None] = lambda: None,
         beside: WorkerId | None = None,
         outlet: Outlet | None = None,
+        taker: Taker | None = None,
     ) -> None:
         """``on_failed`` is called when there will be no more output, ``next_event`` says why.
 
         ``on_output`` is called when ``poll`` may have more than before, or it runs. ``beside``: a
         decode worker that has the prompt, on which it is placed if that is possible. ``outlet``:
         where deltas behind the first may be written while ``next_event`` waits, which does not
-        have them then.
+        have them then. ``taker`` counts what waits for the client, where that is much.
         """
         self._request_id = request_id
         self._request = request
@@ -117,6 +121,8 @@ class Session:
         self._on_failed = on_failed
         self._on_output = on_output
         self._outlet = outlet
+        self._taker = taker
+        self._num_counted = 0  # bytes of it
         self._num_taken: int | None = None  # tokens of the delta that is being written
         self._finish_reason: FinishReason | None = None
         self._is_ended = False  # the rest of the text was taken
@@ -177,6 +183,9 @@ class Session:
     def poll(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """As ``next_event``, without waiting: None, too, while there is no more yet."""
         self._book_written()
+        num_waited = self._num_counted
+        if num_waited:
+            self._uncount()
         if self._bug is not None:
             raise self._bug
         if self._error is not None:
@@ -185,9 +194,13 @@ class Session:
             return None
         told = self._answer.take_prompt()
         if told is not None:
+            if self._taker is not None:
+                self._count(self._answer.num_unsent_bytes)
             return told
         delta = self._answer.take()
         if delta is not None:
+            if num_waited:
+                self._count(num_waited)  # until it is written, by the next call
             self._num_taken = len(delta.token_ids)
             return delta
         assert self._finish_reason is not None, "nothing is due"
@@ -198,6 +211,7 @@ class Session:
         self._handle(events.Cancelled())
         if self._timer is not None:
             self._timer.cancel()
+        self._uncount()
         self._leave()
 
     def give_up(self, why: str) -> None:
@@ -301,9 +315,8 @@ class Session:
             return
         try:
             self._drive(event)
-            if self._answer.is_overfull:
-                unread = self._config.client_buffer_messages
-                self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
+            if self._answer.is_behind:
+                self._on_behind()
             if self._machine.wake_at_s is not self._timer_at_s:
                 self._arm_timer()
             while self._answer.is_due:
@@ -312,6 +325,25 @@ class Session:
                     break
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
+
+    def _on_behind(self) -> None:
+        answer = self._answer
+        if answer.is_overfull:
+            unread = self._config.client_buffer_messages
+            self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
+        elif self._finish_reason is None and self._error is None:
+            self._count(answer.tell_behind())
+
+    def _count(self, num_bytes: int) -> None:
+        """So many wait for the client; those that were counted before are among them."""
+        if self._taker is not None and num_bytes > self._num_counted:
+            more, self._num_counted = num_bytes - self._num_counted, num_bytes
+            self._taker.wait(more)
+
+    def _uncount(self) -> None:
+        if self._taker is not None and self._num_counted:
+            num_bytes, self._num_counted = self._num_counted, 0
+            self._taker.take(num_bytes)
 
     def _drive(self, event: Event) -> None:
         """Hand the machine the event; then those that its actions cause at once."""

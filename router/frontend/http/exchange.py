@@ -5,7 +5,8 @@ import enum
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Final, Protocol
 
 from starlette.datastructures import Headers
@@ -22,6 +23,7 @@ from diptych.tenant import NOBODY, Tenant
 from router.frontend.http.answer_form import failed_stream, json_parts
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
 from router.frontend.validation import check_request_id
+from router.untaken import End, Taker
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,11 @@ class Connection(Protocol):
 
     def cut(self) -> None:
         """End it at once; what the client has not taken is dropped."""
+        ...
+
+    @property
+    def taker(self) -> Taker:
+        """The client, as far as answers wait for it; what the connection keeps counts."""
         ...
 
     @property
@@ -169,6 +176,18 @@ class Exchange:
             raise InvalidRequestError(message, field=REQUEST_ID_HEADER) from None
         self.request_id = given
 
+    @property
+    def taker(self) -> Taker | None:
+        """The client, as far as answers wait for it; None: nobody counts that."""
+        return None if self._connection is None else self._connection.taker
+
+    def leave_if_cut(self) -> bool:
+        """End the connection whose client was too slow to get any more; whether it was."""
+        if self._connection is None or not self._connection.taker.was_cut:
+            return False
+        self._connection.cut()
+        return True
+
     def read_deadline_s(self) -> float | None:
         """When the client wants no answer any more, on the monotonic clock.
 
@@ -245,7 +264,11 @@ class Exchange:
         """More of a stream of events, which begins with the first."""
         if self._sent is _Sent.NOTHING:
             await self._begin(200, _STREAM_HEADERS, _Sent.EVENTS)
-        await self._write(events, more_body=True)
+        if len(events) <= _AT_ONCE_BYTES:
+            await self._write(events, more_body=True)
+            return
+        with self._waiting(len(events)):
+            await self._write(events, more_body=True)
 
     @property
     def takes_more(self) -> bool:
@@ -303,17 +326,9 @@ class Exchange:
         ``write_s`` is for each piece; what one leaves of it is for those behind. The last is
         empty: it waits for the one before it.
         """
-        began_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._write_s) as patience:
-                await self._begin(status, headers, _Sent.HEAD)
-                begins = range(0, len(body) + _PIECE_BYTES, _PIECE_BYTES)
-                for num_before, begin in enumerate(begins):
-                    patience.reschedule(began_s + max(1, num_before) * self._write_s)
-                    piece = bytes(body[begin : begin + _PIECE_BYTES])
-                    await self._write(piece, more_body=begin < len(body))
-                    if self._connection is not None and not self._connection.is_there:
-                        raise asyncio.CancelledError
+            with self._waiting(len(body), self._cut) as take:
+                await self._send_pieces(status, headers, body, take)
         except TimeoutError:
             if self._connection is not None:
                 self._connection.cut()
@@ -321,6 +336,58 @@ class Exchange:
                 f"the client took less than {_PIECE_BYTES} bytes of its answer in "
                 f"{self._write_s:g} s"
             ) from None
+
+    async def _send_pieces(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytearray,
+        take: Callable[[int], None],
+    ) -> None:
+        began_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(self._write_s) as patience:
+            await self._begin(status, headers, _Sent.HEAD)
+            begins = range(0, len(body) + _PIECE_BYTES, _PIECE_BYTES)
+            for num_before, begin in enumerate(begins):
+                patience.reschedule(began_s + max(1, num_before) * self._write_s)
+                piece = bytes(body[begin : begin + _PIECE_BYTES])
+                await self._write(piece, more_body=begin < len(body))
+                if self.leave_if_cut():
+                    raise SlowClientError("the client was the slowest, and too much waited for all")
+                if self._connection is not None and not self._connection.is_there:
+                    raise asyncio.CancelledError
+                take(len(piece))
+
+    def _cut(self, why: str) -> None:
+        if self._connection is not None:
+            self._connection.cut()
+
+    @contextmanager
+    def _waiting(self, num_bytes: int, end: End | None = None) -> Iterator[Callable[[int], None]]:
+        """Count them as waiting until the end of the block, or until they were taken: say which.
+
+        With an ``end`` the client that is cut off meanwhile loses its connection by it.
+        """
+        taker = self.taker
+        if taker is None:
+            yield lambda num_taken: None
+            return
+        num_left = num_bytes
+
+        def take(num_taken: int) -> None:
+            nonlocal num_left
+            num_left -= num_taken
+            taker.take(num_taken)
+
+        taker.request_id = self.request_id
+        with ExitStack() as ending:
+            if end is not None:
+                ending.enter_context(taker.ending_by(end))
+            taker.wait(num_bytes)
+            try:
+                yield take
+            finally:
+                take(num_left)
 
     async def _begin(self, status: int, headers: Mapping[str, str], sent: _Sent) -> None:
         every = {**headers, REQUEST_ID_HEADER: self.request_id}

@@ -90,6 +90,7 @@ class GenerationAnswers:
             deadline_s=deadline_s,
             metadata=exchange.trace_metadata,
             give_up=give_up,
+            taker=exchange.taker,
         )
         if asked.others:
             await self._answer_several(exchange, asked, answered, generate, deadline_s, patience)

@@ -76,7 +76,10 @@ class Posted:
         try:
             await self.answer(exchange, data)
         except Exception as error:  # noqa: BLE001 - the boundary between requests
-            await self._fail(exchange, error)
+            if not exchange.leave_if_cut():
+                await self._fail(exchange, error)
+        else:
+            exchange.leave_if_cut()
 
     async def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Tell the client, unless it takes nothing."""

@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from router.frontend.http.errors import RefusedError, answer_to
 from router.frontend.http.exchange import CONNECTION
+from router.untaken import Untaken
 
 MAX_HEAD_BYTES: Final = 65_536
 HEAD_PATIENCE_S: Final = 30.0
@@ -32,11 +33,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     is answered with 400. What else breaks a bound ends the connection, and with it the
     work on its answer, if one is under way: so does a request that comes before the one
     before it is answered, which nobody's client sends. Another protocol that a request offers
-    to go on with is ignored (RFC 9110, 7.8). Event loop only.
+    to go on with is ignored (RFC 9110, 7.8). What waits until its client takes it counts with all
+    others'. Event loop only.
     """
 
-    def __init__(self, bounds: Bounds, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, bounds: Bounds, untaken: Untaken, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.taker = untaken.open("", self._look, lambda why: self.cut())
+        """See :class:`router.frontend.http.exchange.Connection`."""
+        self._num_unsent = 0  # bytes of ``taker`` that wait here
         self._bounds = bounds
         self._num_bytes = 0  # of the request
         self._num_idle_bytes = 0  # since the last that were of a body: a head, or trailers
@@ -47,6 +52,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        self.taker.client = ":".join(map(str, self.client or ()))
         if len(self.connections) > self._bounds.max_connections:
             transport.abort()
         else:
@@ -55,7 +61,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._stop_waiting()
+        self._sent(self._num_unsent)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._sent(self._num_unsent)
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self.taker.wait(self._num_unsent)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._sent(self._num_unsent)
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -155,6 +174,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def write_piece(self, piece: bytes) -> None:
         """See :class:`router.frontend.http.exchange.Connection`; the same as uvicorn would send."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def _look(self) -> None:
+        self._sent(self._num_unsent - self.transport.get_write_buffer_size())
+
+    def _sent(self, num_bytes: int) -> None:
+        """So many of those that wait here do so no longer."""
+        if num_bytes > 0:
+            self._num_unsent -= num_bytes
+            self.taker.take(num_bytes)
 
     def _parse(self, data: bytes) -> None:
         """Parse ``data``; a head that offers another protocol a second time, without that.

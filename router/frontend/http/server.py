@@ -6,6 +6,7 @@ import functools
 import math
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -17,6 +18,7 @@ from diptych.rpc.identity import Certificate
 from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, Bounds
 from router.frontend.http.tls_listener import TlsListener
+from router.untaken import Untaken
 
 _KEEP_ALIVE_S: Final = 60
 _DATE_AGE_S: Final = 1.0  # of what answers say
@@ -102,8 +104,13 @@ class HttpServer:
         bound: socket.socket,
         bounds: Bounds,
         certificate: Certificate | None = None,
+        untaken: Untaken | None = None,
     ) -> None:
-        """With a ``certificate`` clients speak TLS; its files may change."""
+        """With a ``certificate`` clients speak TLS; its files may change.
+
+        ``untaken`` bounds what waits for clients; None: one of its own does.
+        """
+        untaken = untaken or Untaken(time.monotonic)
         self._socket = bound
         self._certificate = certificate
         self._stopping = asyncio.Event()
@@ -111,7 +118,9 @@ class HttpServer:
         self._uvicorn = _Server(
             uvicorn.Config(
                 app,
-                http=functools.partial(BoundedHttpProtocol, bounds),  # type: ignore[arg-type]
+                http=functools.partial(  # type: ignore[arg-type]
+                    BoundedHttpProtocol, bounds, untaken
+                ),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

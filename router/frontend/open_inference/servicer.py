@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from diptych.errors import ModelNotFoundError, NotServedError
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
-from router.frontend.grpc_call import Call, read_message
+from router.frontend.grpc_call import Call, hand_over, read_message
+from router.frontend.handed_over import HandedOver
 from router.frontend.open_inference import description
 from router.frontend.open_inference.answering import Answering, Front
 from router.frontend.open_inference.asked import VERSION, check_version
@@ -56,10 +57,19 @@ def _nothing() -> None:
 class OpenInferenceServicer:
     """GRPCInferenceService: one handler task per call, and one per request of a stream."""
 
-    def __init__(self, front: Front, *, max_streams: int, write_s: float) -> None:
+    def __init__(
+        self,
+        front: Front,
+        *,
+        max_streams: int,
+        write_s: float,
+        handed: HandedOver | None = None,
+    ) -> None:
         """``max_streams`` may be open at a time, as one that asks nothing costs a call all the
-        same; ``write_s`` is how long a client may take to hear of a failure.
+        same; ``write_s`` is how long a client may take to hear of a failure. ``handed`` bounds
+        answers that wait in gRPC; None: one of its own does.
         """
+        self._handed = handed or HandedOver()
         self._front = front
         self._streams = OpenStreams(max_streams)
         self._write_s = write_s
@@ -128,10 +138,12 @@ class OpenInferenceServicer:
         return description.model_config(self._model)
 
     async def ModelInfer(self, request: bytes, context: Context) -> service_pb2.ModelInferResponse:
-        answering = Answering(self._front, request, Call.of(context), is_unary=True)
+        call = Call.of(context)
+        answering = Answering(self._front, request, call, is_unary=True)
         async with aclosing(answering.responses(_nothing)) as responses:
             (whole,) = [response async for response in responses]
-        return whole
+        tenant = await call.tenant(self._front.callers)
+        return hand_over(whole, context, tenant, self._handed)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         call = Call.of(context)

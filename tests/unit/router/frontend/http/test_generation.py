@@ -33,6 +33,7 @@ from router.frontend.http.response_request import read_response
 from router.frontend.told_logprobs import MAX_LOGPROBS
 from router.generation.answer import Delta, GenerationEvent, Outlet, Summary, Timing, Usage
 from router.generation.request import GenerationRequest, LogprobRoom
+from router.untaken import Untaken
 
 ALICE = Tenant("alice")
 TOKENIZER = SimpleNamespace(text=None)
@@ -219,6 +220,7 @@ class Direct:
 
     def __init__(self, client: Behind) -> None:
         self.takes_more = True
+        self.taker = Untaken(lambda: 0.0).open()
         self._client = client
 
     def write_piece(self, piece: bytes) -> None:

@@ -36,6 +36,7 @@ from router.generation.answer import (
     Usage,
 )
 from router.generation.prompt_work import Embeddings
+from router.untaken import Untaken
 from tests.virtual_time import run_virtually
 
 WRITE_S = 30.0
@@ -56,6 +57,7 @@ class Client:
         self.sent: list[dict[str, Any]] = []
         self.is_there, self.was_cut = True, False
         self.takes_more = False
+        self.taker = Untaken(lambda: 0.0).open()
         self.has_taken_s = 0.0
         self._piece_s = piece_s
         self._request = [{"type": "http.request", "body": request}]

@@ -17,6 +17,7 @@ from router.frontend.http.protocol import (
     BoundedHttpProtocol,
     Bounds,
 )
+from router.untaken import Untaken
 from tests.virtual_time import run_virtually
 
 BOUNDS = Bounds(max_message_bytes=1_000_000, body_patience_s=40.0, max_connections=2)
@@ -34,11 +35,15 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.was_aborted = False
+        self.num_unsent = 0
         self._protocol = protocol
         self._is_closing = False
 
     def write(self, data: Any) -> None:
         self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -68,6 +73,7 @@ class Server:
         self.may_answer.set()
         self.num_answered = 0
         self.num_left = 0
+        self.untaken = Untaken(lambda: 0.0)
         self._state = ServerState()
         self._config = uvicorn.Config(
             app or self._app,
@@ -80,7 +86,7 @@ class Server:
 
     def connect(self) -> tuple[BoundedHttpProtocol, Transport]:
         made = BoundedHttpProtocol(
-            BOUNDS, config=self._config, server_state=self._state, app_state={}
+            BOUNDS, self.untaken, config=self._config, server_state=self._state, app_state={}
         )
         transport = Transport(made)
         made.connection_made(transport)

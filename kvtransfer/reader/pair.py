@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -58,7 +58,7 @@ class SourcePair:
         self._on_fallback = on_fallback
         self._on_failure = on_failure
         self._machine = PairMachine()
-        self._rests = TransportRests()
+        self._rests = TransportRests(kit.random)
         self._moved = asyncio.Event()  # the machine did
 
     @property
@@ -155,19 +155,20 @@ class SourcePair:
 
     async def _prove(self, prover: LinkProver) -> None:
         """Connect over the first transport that works. Raises DiptychError."""
-        search = self._search(self._kit.endpoint.transports)
+        search = TransportSearch(self._kit.endpoint.transports)
         while search.wanted:
             name = search.wanted[0]
             try:
                 response = await prover.connect(search.wanted)
                 name = response.transport
+                if self._rests_now(response, search):
+                    continue
                 proven = await self._proof(prover, response)
             except LayoutMismatchError:
                 if not search.has_failures:
                     raise  # no transport could help
                 break  # the source has none of the rest: those that failed may heal
             except PullError as error:
-                self._note(name, error)
                 if search.failed(name, error) is Turn.SAME:
                     await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
                     continue
@@ -183,24 +184,32 @@ class SourcePair:
                 self._log_proven("pair proven", proven)
                 self._tell()
                 return
+        self._rests.nothing_else_works(self._kit.endpoint.config.reprove_s)
         raise search.error
 
-    def _search(self, ranked: Iterable[str]) -> TransportSearch:
-        return TransportSearch(ranked, self._rests.resting(time.monotonic()))
-
-    def _note(self, name: str, error: PullError) -> None:
-        if error.took_agent:
-            reprove_s = self._kit.endpoint.config.reprove_s
-            self._rests.took_agent(name, error.message, time.monotonic(), reprove_s)
+    def _rests_now(self, response: kv_source_pb2.ConnectResponse, search: TransportSearch) -> bool:
+        """Whether what the source chose is left alone for now, and so passed over."""
+        name = response.transport
+        why = self._rests.resting(name, response.memory, time.monotonic())
+        if why is not None:
+            search.pass_over(name, why)
+        return why is not None
 
     async def _proof(
         self, prover: LinkProver, response: kv_source_pb2.ConnectResponse
     ) -> ProvenLink:
         """Prove a link whose agent can start and is still there. Raises as ``prover.prove``."""
-        transport = self._kit.endpoint.transports[response.transport]
+        name = response.transport
+        transport = self._kit.endpoint.transports[name]
         if transport.problem:
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, transport.problem)
-        proven = await prover.prove(response)
+        try:
+            proven = await prover.prove(response)
+        except PullError as error:
+            if error.took_agent:
+                now, reprove_s = time.monotonic(), self._kit.endpoint.config.reprove_s
+                self._rests.took_agent(name, error.message, response.memory, now, reprove_s)
+            raise
         if not proven.link.peer.usable:  # nobody will say so again
             proven.link.close()
             message = "the transport agent ended"
@@ -224,17 +233,18 @@ class SourcePair:
         Raises DiptychError.
         """
         ranked = list(self._kit.endpoint.transports)
-        search = self._search(ranked[: ranked.index(before) + 1])
+        search = TransportSearch(ranked[: ranked.index(before) + 1])
         while search.wanted[0] != before:
             response = await prover.connect(search.wanted)
             if response.transport == before:  # all that the source can offer
                 return
+            if self._rests_now(response, search):
+                continue
             try:
                 proven = await self._proof(prover, response)
             except PullError as error:
                 self._log_no_better(error)
-                self._note(response.transport, error)
-                search.pass_over(response.transport, error)
+                search.pass_over(response.transport, error.message)
                 continue
             self._rests.worked(response.transport)
             self._replace(proven, _joined(search.message, proven.shortfall))

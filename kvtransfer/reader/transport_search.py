@@ -1,7 +1,7 @@
 """Which transport of a source is tried next, the most wanted first. Pure."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from diptych.v1 import decode_pb2
 from kvtransfer.reader.pull_machine import PullError
@@ -20,10 +20,9 @@ class Turn(enum.Enum):
 class TransportSearch:
     """One search for a transport over which a pair can be proven."""
 
-    def __init__(self, ranked: Iterable[str], resting: Mapping[str, str] | None = None) -> None:
-        """``resting``: those that are left alone now, each with the reason."""
-        self._failures = dict(resting or {})  # messages, by transport
-        self.wanted = [name for name in ranked if name not in self._failures]  # still to be tried
+    def __init__(self, ranked: Iterable[str]) -> None:
+        self._failures: dict[str, str] = {}  # messages, by transport
+        self.wanted = list(ranked)  # still to be tried
         self._num_tries = 0  # of the transport whose turn it is
         self._num_agent_tries = 0  # of all
 
@@ -55,12 +54,12 @@ class TransportSearch:
         if self._num_tries < _TRIES and not error.took_agent:
             self._failures[name] = error.message
             return Turn.SAME
-        self.pass_over(name, error)
+        self.pass_over(name, error.message)
         return Turn.NEXT
 
-    def pass_over(self, name: str, error: PullError) -> None:
+    def pass_over(self, name: str, why: str) -> None:
         """Leave ``name`` at once, and what is wanted more than it."""
-        self._failures[name] = error.message
+        self._failures[name] = why
         self.wanted = self.wanted[self.wanted.index(name) + 1 :]
         self._num_tries = 0
 

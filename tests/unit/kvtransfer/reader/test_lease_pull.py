@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,7 +30,7 @@ class Pair(SourcePair):
     def __init__(self) -> None:
         super().__init__(
             PeerKey("address", "incarnation"),
-            cast(ProbeKit, None),
+            cast(ProbeKit, SimpleNamespace(random=None)),
             lambda: None,
             lambda: None,
             lambda _: None,

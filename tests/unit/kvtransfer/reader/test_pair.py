@@ -33,6 +33,7 @@ class Source:
         self.tried: list[str] = []
         self.closed: list[str] = []
         self.usable = True  # what it is read by, from now on
+        self.agent = b"first"  # its own
         self.before_proof: Callable[[], None] = lambda: None
 
     async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
@@ -40,7 +41,8 @@ class Source:
         common = [name for name in wanted if name in self.offered]
         if not common:
             raise LayoutMismatchError(f"transports: {wanted}, {self.offered}")
-        return kv_source_pb2.ConnectResponse(transport=common[0])
+        memory = kv_source_pb2.MemoryDescriptor(agent_metadata=self.agent)
+        return kv_source_pb2.ConnectResponse(transport=common[0], memory=memory)
 
     async def prove(self, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
         await asyncio.sleep(0)
@@ -251,6 +253,71 @@ async def test_a_source_that_took_our_agent_is_not_tried_again_the_same_way_for_
         with pytest.raises(PullError, match="nixl: no answer"):
             await pair.prove()
     assert source.tried == ["nixl"]
+
+
+class Clock:
+    """Of pairs: their seconds pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("kvtransfer.reader.pair.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("ours", [["nixl"], RANKED])
+async def test_where_nothing_else_works_it_is_tried_again_as_often_as_better_ones(
+    clock: Clock, ours: list[str]
+) -> None:
+    source = Source(offered={"nixl"}, good=set())
+    takes_agent_over_nixl(source)
+    pair = Pair(source, reprove_s=60)
+    for name in set(pair.ours) - set(ours):
+        del pair.ours[name]
+    for num_tried in range(1, 9):
+        for _ in range(3):  # it is not asked as often as the pair is tried
+            with pytest.raises(PullError, match="nixl: no answer"):
+                await pair.prove()
+        assert source.tried == ["nixl"] * num_tried
+        clock.now += 60
+    source.before_proof = lambda: None
+    source.good.add("nixl")
+    await pair.prove()
+    assert pair.to_proto().transport == "nixl"
+
+
+async def test_what_something_else_works_beside_rests_longer(clock: Clock) -> None:
+    source = Source(offered={"nixl", "inline"}, good={"inline"})
+    takes_agent_over_nixl(source)
+    pair = Pair(source, reprove_s=60)
+    for _ in range(100):
+        await pair.prove()
+        pair.lost("the connection broke")
+        clock.now += 60
+    assert 6 < source.tried.count("nixl") < 20
+
+
+async def test_another_agent_of_the_source_is_tried_at_once(clock: Clock) -> None:
+    source = Source(offered={"nixl", "inline"}, good={"inline"})
+    takes_agent_over_nixl(source)
+    pair = Pair(source, reprove_s=60)
+    for agent in (b"first", b"second", b"third"):
+        source.agent = agent
+        await pair.prove()
+        pair.lost("the connection broke")
+    assert source.tried == ["nixl", "inline", "nixl", "inline", "inline"], "it is not the agent"
+    clock.now += 30
+    source.before_proof = lambda: None
+    source.good.add("nixl")
+    await pair.prove()
+    assert pair.to_proto().transport == "nixl"
 
 
 async def test_a_source_that_took_our_agent_is_tried_again_later() -> None:

@@ -1,27 +1,73 @@
 """A transport over which a source took our agent with it rests longer each time."""
 
+from itertools import pairwise
+from random import Random
+
+from diptych.v1 import kv_source_pb2
 from kvtransfer.reader.transport_rests import TransportRests
 
 REPROVE_S = 30.0
+AGENT, OTHER, THIRD = (
+    kv_source_pb2.MemoryDescriptor(agent_metadata=each) for each in (b"1", b"2", b"3")
+)
+
+
+def took(rests: TransportRests, now: float, name: str = "nixl") -> None:
+    rests.took_agent(name, f"{name} took it", AGENT, now, REPROVE_S)
 
 
 def test_it_rests_twice_as_long_each_time_up_to_a_limit_until_it_worked() -> None:
-    rests = TransportRests()
+    rests = TransportRests(Random(0))
     now = 100.0
     for length_s in (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 480.0):
-        rests.took_agent("nixl", "no answer", now, REPROVE_S)
-        assert rests.resting(now + length_s - 1) == {"nixl": "no answer"}
+        took(rests, now)
+        assert rests.resting("nixl", AGENT, now + length_s / 2 - 0.1) == "nixl took it"
         now += length_s
-        assert not rests.resting(now)
+        assert not rests.resting("nixl", AGENT, now)
     rests.worked("nixl")
     rests.worked("inline")
-    rests.took_agent("nixl", "no answer", now, REPROVE_S)
-    assert not rests.resting(now + 15.0)
+    took(rests, now)
+    assert not rests.resting("nixl", AGENT, now + 15.0)
 
 
 def test_each_transport_rests_by_itself() -> None:
-    rests = TransportRests()
-    rests.took_agent("nixl", "no answer", 0.0, REPROVE_S)
-    rests.took_agent("ucxx", "signal 11", 10.0, REPROVE_S)
-    assert rests.resting(12.0) == {"nixl": "no answer", "ucxx": "signal 11"}
-    assert rests.resting(20.0) == {"ucxx": "signal 11"}
+    rests = TransportRests(Random(0))
+    took(rests, 0.0)
+    took(rests, 10.0, "ucxx")
+    for now, ours in ((7.0, {"nixl", "ucxx"}), (17.0, {"ucxx"}), (25.0, set())):
+        assert {each for each in ("nixl", "ucxx") if rests.resting(each, AGENT, now)} == ours
+
+
+def test_where_nothing_else_works_it_rests_no_longer_than_better_ones_wait() -> None:
+    rests = TransportRests(Random(0))
+    for _ in range(5):
+        took(rests, 0.0)
+    assert rests.resting("nixl", AGENT, 100.0)
+    rests.nothing_else_works(REPROVE_S)
+    assert rests.resting("nixl", AGENT, 14.9)
+    assert not rests.resting("nixl", AGENT, 30.0)
+    took(rests, 30.0)
+    assert rests.resting("nixl", AGENT, 30.0 + 29.9), "something else may work by now"
+    assert not rests.resting("nixl", AGENT, 30.0 + 60.0)
+
+
+def test_pairs_that_met_one_fault_do_not_come_back_together() -> None:
+    random = Random(0)
+    pairs = [TransportRests(random) for _ in range(100)]
+    for each in pairs:
+        took(each, 0.0)
+    num_resting = [
+        sum(each.resting("nixl", AGENT, s) is not None for each in pairs) for s in range(16)
+    ]
+    assert (num_resting[7], num_resting[15]) == (100, 0)
+    assert max(a - b for a, b in pairwise(num_resting)) < 25
+
+
+def test_another_agent_of_the_source_is_tried_at_once_but_not_again_and_again() -> None:
+    rests = TransportRests(Random(0))
+    took(rests, 0.0)
+    assert rests.resting("nixl", AGENT, 1.0)
+    assert not rests.resting("nixl", OTHER, 1.0)
+    rests.took_agent("nixl", "again", OTHER, 1.0, REPROVE_S)
+    assert rests.resting("nixl", THIRD, 1.0 + 7.4)
+    assert not rests.resting("nixl", THIRD, 1.0 + 15.0)

@@ -40,13 +40,16 @@ def test_who_took_our_agent_has_no_second_try() -> None:
     assert search.message == "nixl: no answer"
 
 
-def test_what_rests_is_not_tried_and_says_why() -> None:
-    search = TransportSearch(RANKED, {"nixl": "no answer"})
+def test_what_is_passed_over_is_not_tried_and_says_why() -> None:
+    search = TransportSearch(RANKED)
+    search.pass_over("nixl", "no answer")
     assert search.wanted == ["ucxx", "inline"]
     assert search.has_failures
     search.worked("ucxx")
     assert search.message == "nixl: no answer"
-    assert TransportSearch(["nixl"], {"nixl": "no answer"}).error.message == "nixl: no answer"
+    search = TransportSearch(["nixl"])
+    search.pass_over("nixl", "no answer")
+    assert search.error.message == "nixl: no answer"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_what_is_no_transports_fault_ends_the_search(error: PullError) -> None:
 def test_a_transport_that_the_source_lacks_is_passed_over_with_the_one_that_failed() -> None:
     search = TransportSearch(RANKED)
     search.failed("ucxx", NOT_NOW)
-    search.pass_over("ucxx", NOT_NOW)
+    search.pass_over("ucxx", "not now")
     assert search.wanted == ["inline"]
 
 

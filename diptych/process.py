@@ -37,6 +37,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych import settings
 from diptych.errors import ConfigurationError
+from diptych.loop_threads import loop_threads, stuck_at
 from diptych.rpc.identity import TlsFiles
 from diptych.telemetry import logs
 from diptych.telemetry.endpoints import check_endpoint
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 _ORPHAN_GRACE_S = 10.0
+_THREADS_S = 2.0
 
 Ready = Callable[[int], None]
 
@@ -139,22 +141,38 @@ def run(serve: Serve[P], config: P) -> int:
 
     0 after a clean stop, 2 after one line when a setting or file is wrong, 1
     after a logged traceback for a bug. The first signal sets ``stop``; a second
-    one exits at once. After a StuckThreadError it does not return but ends the process
-    with 1: the interpreter would wait for the thread.
+    one exits at once. After a StuckThreadError it does not return but ends the process, with
+    1 unless a setting is wrong, and so it does where what ``serve`` gave to
+    ``asyncio.to_thread`` goes on two seconds after it: the interpreter would wait for the thread.
     """
     logs.set_up(f"diptych-{config.role}", config.log_level)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    failure: Exception | BaseExceptionGroup | None = None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        threads = loop_threads()
+        runner.get_loop().set_default_executor(threads)
+        try:
             runner.run(_run(serve, config))
-    except (Exception, BaseExceptionGroup) as error:
-        wrong = _first_of(ConfigurationError, error)
-        if wrong is not None:
-            return complain(config.role, wrong)
-        logger.critical("process failed", exc_info=error)
-        if _first_of(StuckThreadError, error) is not None:
-            _leave(EXIT_FAILED)
-        return EXIT_FAILED
-    return 0
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told below
+            failure = error
+        at = runner.run(stuck_at(threads, _THREADS_S))
+        if at is not None:  # to leave the block would be to wait for it
+            logger.critical("ended without a thread that is stuck", extra={"at": at})
+            _leave(_told(failure, config.role) or EXIT_FAILED)
+    code = _told(failure, config.role)
+    if failure is not None and _first_of(StuckThreadError, failure) is not None:
+        _leave(code)
+    return code
+
+
+def _told(failure: Exception | BaseExceptionGroup | None, role: str) -> int:
+    """Tell why ``serve`` failed; the exit code."""
+    if failure is None:
+        return 0
+    wrong = _first_of(ConfigurationError, failure)
+    if wrong is not None:
+        return complain(role, wrong)
+    logger.critical("process failed", exc_info=failure)
+    return EXIT_FAILED
 
 
 def settle() -> None:

@@ -18,7 +18,12 @@ class ExampleConfig(ProcessConfig):
 
     role: ClassVar[str] = "example"
 
-    fail: str = Field("", description="How to fail after start: bug, configuration, hang, stuck.")
+    fail: str = Field("", description="How to fail: bug, configuration, hang, stuck, off-loop.")
+
+
+def read_what_never_comes() -> None:
+    """Hang, as a disk does."""
+    threading.Event().wait()
 
 
 async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -30,10 +35,14 @@ async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> Non
         await host.start(["diptych.v1.Inference"])
         ready(host.port)
         await host.set_serving(True)
-        async with asyncio.TaskGroup():
+        async with asyncio.TaskGroup() as tasks:
+            if config.fail.startswith("off-loop"):
+                reading = tasks.create_task(asyncio.to_thread(read_what_never_comes))
+                await stop.wait()
+                reading.cancel()
             if config.fail == "bug":
                 raise ValueError("a bug")
-            if config.fail == "configuration":
+            if config.fail.endswith("configuration"):
                 raise ConfigurationError("--fail: asked for")
         if config.fail == "stuck":
             raise StuckThreadError("a thread is stuck")

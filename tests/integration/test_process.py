@@ -104,6 +104,22 @@ def test_it_does_not_wait_for_a_thread_that_is_stuck(tmp_path: Path) -> None:
     assert "StuckThreadError: a thread is stuck" in json.loads(log.splitlines()[-1])["exception"]
 
 
+@pytest.mark.parametrize(("fail", "code"), [("off-loop", 1), ("off-loop-configuration", 2)])
+def test_it_waits_for_what_runs_beside_the_loop_for_a_moment_only(
+    tmp_path: Path, fail: str, code: int
+) -> None:
+    with role(tmp_path, "--fail", fail) as (process, _):
+        begin_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        got, log = end(process)
+        assert time.monotonic() - begin_s < 8
+    assert got == code
+    lines = log.splitlines()
+    if code == 2:
+        assert lines.pop() == "diptych example: --fail: asked for"
+    assert json.loads(lines[-1])["at"] == "__main__.read_what_never_comes"
+
+
 def test_a_taken_port_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

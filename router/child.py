@@ -1,13 +1,11 @@
 """One of several processes of a router, started and ended by their parent."""
 
 import logging
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Protocol
 
 from diptych import settings
 from diptych.child_process import Addresses, ChildProcess, module_command
+from diptych.own_folder import OwnFolder
 from router.config import RouterConfig
 from router.heartbeat import Pulse
 
@@ -59,7 +57,7 @@ class RouterProcess:
         """It has ``patience_s`` to end by itself."""
         self._config = config
         self._patience_s = patience_s
-        self._folder: Path | None = None
+        self._folder: OwnFolder | None = None
         self._pulse: Pulse | None = None
         self._process: ChildProcess | None = None
 
@@ -71,9 +69,10 @@ class RouterProcess:
     async def start(self) -> None:
         """Raises OSError: the machine has no room for it, on a disk or as a process."""
         # Not its predecessor's: somebody may have cleaned that away since, or taken its name.
-        self._folder = Path(tempfile.mkdtemp(prefix="diptych-router-"))
+        self._folder = OwnFolder("router")
         self._pulse = Pulse()
-        path, port_file = self._folder / "settings.yaml", self._folder / "ports.json"
+        folder = self._folder.path
+        path, port_file = folder / "settings.yaml", folder / "ports.json"
         own = {"port_file": port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
         config = self._config.model_copy(update=own)
         told = config.model_dump_json(exclude_defaults=True)  # JSON is YAML
@@ -112,7 +111,7 @@ class RouterProcess:
                 self._pulse.close()
                 self._pulse = None
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.close()
 
     @property
     def _started(self) -> ChildProcess:

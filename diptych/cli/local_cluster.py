@@ -8,7 +8,6 @@ itself (``--stop-with-stdin``). Used by ``diptych up`` and the demo, on asyncio.
 
 import asyncio
 import os
-import tempfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +19,7 @@ import grpc
 
 from diptych.cli.cluster_child import Child, ChildFailedError, Show
 from diptych.errors import ConfigurationError
+from diptych.own_folder import OwnFolder
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -224,7 +224,7 @@ async def run_cluster(
         ConfigurationError: there is nowhere to write a file, or see ``LocalCluster.ready``.
     """
     with _folder() as folder:
-        cluster = LocalCluster(plan, Path(folder), show)
+        cluster = LocalCluster(plan, folder.path, show)
         try:
             async with asyncio.TaskGroup() as tasks:
                 try:
@@ -239,10 +239,10 @@ async def run_cluster(
             cluster.kill()
 
 
-def _folder() -> "tempfile.TemporaryDirectory[str]":
+def _folder() -> OwnFolder:
     """For port files. Raises ConfigurationError."""
     try:
-        return tempfile.TemporaryDirectory(prefix="diptych-")
+        return OwnFolder("up")
     except OSError as error:
         raise ConfigurationError(
             f"no folder for temporary files (the variable TMPDIR names one): {error.strerror}"

@@ -4,11 +4,9 @@ import logging
 import os
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from diptych.child_process import module_command
 from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.own_folder import OwnFolder
 from diptych.worker.rank_setup import RankSetup, hear_word, send
 
 logger = logging.getLogger(__name__)
@@ -46,10 +45,8 @@ class RankTeam:
         Raises ConfigurationError: there are no processes to be had.
         """
         self._ranks: list[RankProcess] = []
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="diptych-ranks-", ignore_cleanup_errors=True
-        )
-        self._setup = setup._replace(meeting_file=Path(self._folder.name) / "meeting")
+        self._folder = OwnFolder("ranks")
+        self._setup = setup._replace(meeting_file=self._folder.path / "meeting")
         try:
             for rank in range(1, setup.share.size):
                 self._ranks.append(_start(rank))
@@ -78,6 +75,8 @@ class RankTeam:
                 _until_heard(each, still_wanted)
                 self.pools.append(_pool_of(each, pool_bytes))
         self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file, device)
+        if device.type == "cpu":  # nccl goes on looking there
+            self._folder.close()
 
     @property
     def links(self) -> list[Connection]:
@@ -116,7 +115,7 @@ class RankTeam:
         for each in self._ranks:
             each.process.wait()
             each.link.close()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _until_heard(rank: RankProcess, still_wanted: Callable[[], None]) -> None:

@@ -47,7 +47,8 @@ class ProcessRanks:
     """
 
     def __init__(self, share: RankShare, meeting_file: Path, device: torch.device = _HOST) -> None:
-        """Returns when all ranks have come to the same file. device: where what they tell lies.
+        """Returns when all ranks have come to the same file, and found each other; between hosts
+        none needs it any more. device: where what they tell lies.
 
         Raises DeviceLostError; ConfigurationError: this torch has no nccl.
         """
@@ -56,6 +57,7 @@ class ProcessRanks:
             store = _distributed.FileStore(str(meeting_file), share.size)
             self._hosts = _gloo(share, store)
             self._group = self._hosts if device.type == "cpu" else _nccl(share, store, device)
+            _until_all_come(self._hosts)
 
     def sum(self, x: Tensor) -> None:
         with _telling_of_the_lost():
@@ -84,7 +86,11 @@ class ProcessRanks:
         On GPUs what each has waited for, as it is told between hosts.
         """
         with _telling_of_the_lost():
-            self._hosts.allreduce([torch.zeros(1)]).wait()
+            _until_all_come(self._hosts)
+
+
+def _until_all_come(hosts: _Group) -> None:
+    hosts.allreduce([torch.zeros(1)]).wait()
 
 
 def _gloo(share: RankShare, store: Any) -> _Group:

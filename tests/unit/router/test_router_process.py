@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from diptych.own_folder import OwnFolder
 from router.child import RouterProcess
 from router.config import RouterConfig
 
@@ -116,7 +117,9 @@ async def test_the_next_one_starts_though_the_folder_of_the_last_was_cleaned_awa
         await one.stop()
 
 
-def test_it_ends_with_its_parent_however_that_came(tmp_path: Path) -> None:
+def test_it_ends_with_its_parent_however_that_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What ``stop_with_stdin`` does to a real server is ``test_process.py``'s to say."""
     double = Double(tmp_path)
     with subprocess.Popen(
@@ -133,3 +136,7 @@ def test_it_ends_with_its_parent_however_that_came(tmp_path: Path) -> None:
             parent.kill()
     child.wait(SOON_S)
     assert '"stop_with_stdin":true' in double.settings.read_text()
+    (left,) = double.left()
+    monkeypatch.setattr(tempfile, "tempdir", str(double.temporary))
+    with OwnFolder("router") as folder:  # as the next parent does
+        assert double.left() == [folder.path] != [left]

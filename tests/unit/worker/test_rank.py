@@ -1,5 +1,6 @@
 """What a rank's process does: it gives the worker its pool, and writes its heads there."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,8 +55,12 @@ def setup_of(folder: Path) -> RankSetup:
     )
 
 
-def test_the_pools_of_both_are_what_one_process_has(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model")
+def test_the_pools_of_both_are_what_one_process_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, temporary = write_tiny_model(tmp_path / "model"), tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     config = ModelConfig.from_folder(folder)
     with torch_threads(1):
         whole = KVCache(config, NUM_BLOCKS, BLOCK_SIZE)
@@ -68,6 +73,7 @@ def test_the_pools_of_both_are_what_one_process_has(tmp_path: Path) -> None:
             store = CPU.weights(torch.float32, "none")
             weights = load_weights(folder, config, store, ranks=team.ranks)
             team.wait(unconcerned)
+            assert not list(temporary.iterdir()), "they have met"
             decoder = Decoder(own, weights, CPU.layer_ops(own, torch.float32))
             leader = Leader(decoder, cache, CPU, team.ranks, team.links)
             got = list(chunk_logits(leader, IDS, (11, 29), TABLE))

@@ -5,12 +5,12 @@ the thread that calls it.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -33,7 +33,7 @@ from diptych.models.source import ResolvedModel
 from diptych.progress import Progress
 from diptych.step_model import MeasuredStep
 from diptych.text.grammars import NO_TOKENIZER, Grammars, NoGrammars
-from diptych.text.identity import text_digest
+from diptych.text.identity import read_config, text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import num_usable_cores
@@ -46,6 +46,7 @@ from kvtransfer.rank_pools import RankPools
 
 logger = logging.getLogger(__name__)
 
+_CHANGED = "changed while it was read: start again"
 _NO_ROOM_FOR_STEPS = "kv_cache_memory or gpu_memory_utilization: no room for steps beside the pool"
 
 
@@ -65,10 +66,23 @@ class LoadedModel:
     team: RankTeam | None = None  # the other ranks, to be closed after the last step
 
 
+class _Texts(NamedTuple):
+    """What a model's folder has besides weights, at one moment."""
+
+    config: Mapping[str, Any]
+    digest: str  # of tokenizer and config
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Raises ConfigurationError."""
+        return cls(read_config(folder / "config.json"), text_digest(folder))
+
+
 class _FoundModel(NamedTuple):
     """The model that is asked for, and how it is to run here."""
 
     source: ResolvedModel
+    texts: _Texts  # before anything else of the folder was read
     model_config: ModelConfig
     own_config: ModelConfig  # of what is computed in this process
     share: RankShare
@@ -99,9 +113,11 @@ def load_model(
             team = started.enter_context(closing(_team(found, config, pools, pool, report)))
         decoder = _decoder(found, config, team, report)
         if team is not None:
-            team.wait(lambda: report("loading weights", 1.0))
+            _wait_for_weights(team, decoder, report)
         pool = pool or pools.beside(partial(_runner, decoder, found.backend, team, NO_TOKENIZER))
         grammars = _load_grammars(found.source.folder, model_config.vocab_size)
+        if _Texts.of(found.source.folder) != found.texts:
+            raise ConfigurationError(f"{found.source.folder} {_CHANGED}")
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, found.backend, team, grammars, pool.cache, pool.others)
             runner.warm_up(lambda ratio: report("warming up", ratio), config.max_num_seqs)
@@ -116,13 +132,13 @@ def load_model(
             layout=kv_layout(
                 model_config,
                 pool.cache,
-                model_digest(found.source.folder),
+                model_digest(found.texts.config, decoder.weights.source.digest),
                 found.dtype,
                 digest_level=digest_level,
                 quantization=config.quantization,
                 num_ranks=found.share.size,
             ),
-            text_digest=text_digest(found.source.folder),
+            text_digest=found.texts.digest,
             max_model_len=pool.max_model_len,
             team=team,
         )
@@ -151,11 +167,12 @@ def _find(config: WorkerConfig, report: Progress) -> _FoundModel:
     backend = make_backend(config.device, share, config.prefill_attention)
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     source = model_source.resolve(config.model, cache_dir, report)
+    texts = _Texts.of(source.folder)
     model_config = ModelConfig.from_folder(source.folder)
     own_config = share.of(model_config)
     dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
     _log_model(source.name, model_config, backend, dtype)
-    return _FoundModel(source, model_config, own_config, share, num_threads, backend, dtype)
+    return _FoundModel(source, texts, model_config, own_config, share, num_threads, backend, dtype)
 
 
 def _decoder(
@@ -186,6 +203,7 @@ def _team(
     setup = RankSetup.of(
         config,
         folder=found.source.folder,
+        model_config=found.model_config,
         dtype=found.dtype,
         kv_dtype=pools.dtype,
         device="cuda" if found.backend.device.type == "cuda" else "cpu",
@@ -201,6 +219,13 @@ def _team(
         )
         started.pop_all()
     return team
+
+
+def _wait_for_weights(team: RankTeam, decoder: Decoder, report: Progress) -> None:
+    """Until all ranks have theirs, which must be of the files that this one has read."""
+    words = team.wait(lambda: report("loading weights", 1.0))
+    if any(word.files != decoder.weights.source.files for word in words):
+        raise ConfigurationError(f"model: its folder {_CHANGED}")
 
 
 def _memory(pool: KVPool, team: RankTeam | None) -> PoolMemory | RankPools:

@@ -40,7 +40,7 @@ class RankParts(NamedTuple):
     @classmethod
     def of(cls, setup: RankSetup) -> "RankParts":
         """Raises ConfigurationError."""
-        config = ModelConfig.from_folder(setup.folder)
+        config = setup.model_config
         own, backend = (
             setup.share.of(config),
             make_backend(setup.device, setup.share, setup.prefill_attention),
@@ -58,15 +58,12 @@ class RankParts(NamedTuple):
         return None if self.cache is None else self.cache.memory.shared_fd
 
 
-def follower_of(setup: RankSetup, parts: RankParts) -> Follower:
+def decoder_of(setup: RankSetup, parts: RankParts, ranks: ProcessRanks) -> Decoder:
     """With this rank's weights. Raises ConfigurationError; DeviceLostError: another is gone."""
-    ranks = ProcessRanks(setup.share, setup.meeting_file, parts.backend.device)
     store = parts.backend.weights(setup.dtype, "none")
     weights = load_weights(setup.folder, parts.config, store, ranks=ranks)
-    decoder = Decoder(
-        parts.own_config, weights, parts.backend.layer_ops(parts.own_config, setup.dtype)
-    )
-    return Follower(decoder, parts.cache, parts.backend, ranks)
+    layer_ops = parts.backend.layer_ops(parts.own_config, setup.dtype)
+    return Decoder(parts.own_config, weights, layer_ops)
 
 
 def follow(link: Connection) -> int:
@@ -87,11 +84,13 @@ def _follow(link: Connection) -> int:
             send(link, RankWord())
             if parts.pool_fd is not None:
                 send_handle(link, parts.pool_fd, os.getppid())
-            follower = follower_of(setup, parts)
+            ranks = ProcessRanks(setup.share, setup.meeting_file, parts.backend.device)
+            decoder = decoder_of(setup, parts, ranks)
+            follower = Follower(decoder, parts.cache, parts.backend, ranks)
         except ConfigurationError as error:
             send(link, RankWord(error.message))
             return EXIT_CONFIGURATION
-        send(link, RankWord())
+        send(link, RankWord(files=decoder.weights.source.files))
         follower.run(link)
     except (EOFError, OSError):
         return 0

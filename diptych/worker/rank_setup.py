@@ -7,7 +7,9 @@ from typing import NamedTuple, Self
 
 import torch
 
+from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
+from diptych.engine.model.shard import FileStamp
 from diptych.formats import DeviceName, PrefillAttentionName
 from diptych.worker.config import WorkerConfig
 
@@ -17,6 +19,7 @@ class RankSetup(NamedTuple):
 
     share: RankShare
     folder: Path  # of the model
+    model_config: ModelConfig  # of the whole model; rank 0 has read it
     dtype: torch.dtype  # of weights and arithmetic
     kv_dtype: torch.dtype
     block_size: int
@@ -34,6 +37,7 @@ class RankSetup(NamedTuple):
         config: WorkerConfig,
         *,
         folder: Path,
+        model_config: ModelConfig,
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         device: DeviceName,
@@ -44,6 +48,7 @@ class RankSetup(NamedTuple):
         return cls(
             share=RankShare(0, config.tensor_parallel),
             folder=folder,
+            model_config=model_config,
             dtype=dtype,
             kv_dtype=kv_dtype,
             block_size=config.block_size,
@@ -66,6 +71,7 @@ class RankWord(NamedTuple):
     its weights."""
 
     wrong: str = ""  # the one line of a wrong setting or file; then it ends
+    files: tuple[FileStamp, ...] = ()  # that its weights were read from
 
 
 def send(link: Connection, word: RankSetup | RankWord) -> None:

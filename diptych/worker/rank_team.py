@@ -16,7 +16,7 @@ from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.own_folder import OwnFolder
-from diptych.worker.rank_setup import RankSetup, hear_word, send
+from diptych.worker.rank_setup import RankSetup, RankWord, hear_word, send
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +83,14 @@ class RankTeam:
         """To the others, in the order of their ranks."""
         return [each.link for each in self._ranks]
 
-    def wait(self, still_wanted: Callable[[], None]) -> None:
+    def wait(self, still_wanted: Callable[[], None]) -> list[RankWord]:
         """Until each has said its next word; ``still_wanted()`` is called meanwhile, and may raise.
 
         Raises:
             ConfigurationError: a setting or file is wrong for one.
             DeviceLostError: one has ended.
         """
+        words: list[RankWord] = []
         for each in self._ranks:
             _until_heard(each, still_wanted)
             try:
@@ -98,6 +99,8 @@ class RankTeam:
                 raise DeviceLostError(f"rank {each.rank} has ended") from None
             if word.wrong:
                 raise ConfigurationError(word.wrong)
+            words.append(word)
+        return words
 
     def lost(self) -> str | None:
         """Which one has ended, and how; None: all are there."""

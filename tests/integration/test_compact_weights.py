@@ -158,6 +158,17 @@ def test_what_is_not_the_model_any_more_is_not_used(
     check_same_bits(folder, weights)
 
 
+def test_digests_are_of_the_floats_that_the_form_stands_for(folder: Path) -> None:
+    """So workers that read either are a pair; a change that nobody compares is another model."""
+    digest = load(folder).source.digest
+    assert load(folder, compact=False).source.digest == digest
+    tensors = load_file(folder / FILE_NAME)
+    tensors[DOWN][5, -1] ^= 1
+    save_file(tensors, folder / FILE_NAME)
+    assert load(folder, compact=False).source.digest == digest
+    assert load(folder).source.digest != digest
+
+
 @pytest.mark.parametrize("change", ["shape", "type"])
 def test_a_form_of_another_shape_is_not_used(folder: Path, change: str) -> None:
     tensors = load_file(folder / FILE_NAME)

@@ -1,30 +1,26 @@
 """Names a model and a KV layout, so that two workers can tell whether they match.
 
-The digest is cheap by design: config, tensor index and a sample of the weights,
-never a full read. It tells different models, conversions and fine-tunes apart;
-it is no proof against somebody who forges weights. Pure functions; file I/O only
-in :func:`model_digest`.
+A model's digest is of its config and of every byte of its weights, as they were loaded.
+It tells different models, conversions and fine-tunes apart; it is no proof against
+somebody who forges weights. Pure functions.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
 
 from diptych.engine.kv.cache import KVBlockLayout, KVCache
-from diptych.engine.model.checkpoint import tensor_index
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.kv_groups import KVKind
-from diptych.engine.model.shard import TensorLocation
-from diptych.text.identity import canonical, read_config
+from diptych.text.identity import canonical
 from diptych.v1 import common_pb2
 from diptych.word_sums import ALGORITHM
 
 FORMAT_VERSION = 2  # of blocks: 2 has its layers in groups
 
-_DIGEST_VERSION = 1
-_NUM_PIECES, _PIECE_BYTES = 64, 4096
+_DIGEST_VERSION = 2
 
 _KINDS: Mapping[KVKind, common_pb2.KVKind] = {
     KVKind.FULL: common_pb2.KV_KIND_FULL,
@@ -34,24 +30,15 @@ _KINDS: Mapping[KVKind, common_pb2.KVKind] = {
 }
 
 
-def model_digest(folder: Path | str) -> str:
-    """Digest of the model in ``folder``: 32 hexadecimal digits.
+def model_digest(config: Mapping[str, Any], weights_digest: str) -> str:
+    """Digest of a model: 32 hexadecimal digits.
 
-    Covers ``config.json`` (key order and provenance aside), every tensor's name,
-    shape and type, and 64 pieces of 4 KiB spread evenly over the weights' bytes.
-    How tensors are split over files does not matter.
-
-    Raises:
-        ConfigurationError: a file is missing or malformed.
+    config: ``config.json`` without its provenance, whose keys may be in any order.
+    weights_digest: of what was loaded, see :mod:`diptych.engine.model.weight_digest`.
     """
-    folder = Path(folder)
     digest = xxhash.xxh3_128(f"diptych model {_DIGEST_VERSION}\n".encode())
-    digest.update(canonical(read_config(folder / "config.json")))
-    index = tensor_index(folder)
-    for name, location in sorted(index.items()):
-        digest.update(f"{name} {location.dtype} {list(location.shape)}\n".encode())
-    for piece in _pieces(index):
-        digest.update(piece)
+    digest.update(canonical(config))
+    digest.update(weights_digest.encode())
     return digest.hexdigest()
 
 
@@ -104,20 +91,3 @@ def _groups(layout: KVBlockLayout) -> Iterator[common_pb2.KVGroup]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _pieces(index: Mapping[str, TensorLocation]) -> Iterator[bytes]:
-    """Pieces at even distances of all tensors' bytes, laid end to end by name."""
-    locations = [location for _, location in sorted(index.items())]
-    total = sum(location.num_bytes for location in locations)
-    step = max(total // _NUM_PIECES, 1)
-    begin, wanted = 0, 0
-    for location in locations:
-        end = begin + location.num_bytes
-        if wanted < end:
-            with location.path.open("rb") as file:
-                while wanted < end:
-                    file.seek(location.offset + wanted - begin)
-                    yield file.read(min(_PIECE_BYTES, end - wanted))
-                    wanted += step
-        begin = end

@@ -5,9 +5,10 @@ tensors mean is the decoder's business. Only files that the index names are open
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ from diptych.engine.model.compact import CompactWeight, FoundCompact
 from diptych.engine.model.compact_file import CompactFile
 from diptych.engine.model.fp8 import Fp8Weight, scales_of_rows, widen
 from diptych.engine.model.rank_share import WHOLE, RankShare
-from diptych.engine.model.shard import FLOATS, FP8, MappedShard, TensorLocation, read_header
+from diptych.engine.model.shard import FLOATS, FP8, FileStamp, MappedShard, TensorLocation
 from diptych.engine.model.stored_format import Fp8Storage, GroupedStorage, Storage
 from diptych.engine.model.stored_groups import PARTS, WORDS, StoredGroups
+from diptych.engine.model.weight_digest import WeightDigest
 from diptych.errors import ConfigurationError
 
 LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
@@ -40,6 +42,16 @@ _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 _PIECE_NUMBERS = 1 << 22  # of two tensors, compared at a time
 
 
+class CheckpointRead(NamedTuple):
+    """What weights were read from, once all are."""
+
+    digest: str  # of all weights, see :mod:`diptych.engine.model.weight_digest`; empty: not asked
+    files: tuple[FileStamp, ...]  # in order of their names
+
+
+NOTHING_READ = CheckpointRead("", ())
+
+
 class CheckpointReader:
     """Hands out each tensor once and knows what is left."""
 
@@ -53,11 +65,13 @@ class CheckpointReader:
         text_part: bool = False,
         storage: Storage | None = None,
         share: RankShare = WHOLE,
+        digest: WeightDigest | None = None,
     ) -> None:
         """Tensors are handed out as ``dtype`` on ``device``.
 
         storage: how those of linear layers are; None: as what they are.
         share: the part of a tensor that is read where it is shared out among processes.
+        digest: is given all bytes of every tensor, whatever is read of it here.
         text_part: names are those of the text part of a larger model, whose other
         parts are left out.
 
@@ -66,13 +80,11 @@ class CheckpointReader:
         """
         self._folder, self._dtype, self._device = folder, dtype, device
         self._progress, self._storage, self._share = progress, storage, share
-        index = tensor_index(folder)
-        self._left = _of_text_part(index) if text_part else _of_whole_model(index)
-        paths = {location.path for location in self._left.values()}
-        try:
-            self._shards = {path: MappedShard(path) for path in paths}
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+        self._shards = mapped_shards(folder)
+        self._index = index = tensor_index(folder, self._shards)
+        self._left = dict(_of_text_part(index) if text_part else _of_whole_model(index))
+        self._digest = digest
+        self._pieces: dict[str, Iterator[memoryview]] = {}  # of what was read from elsewhere
         self._compact = CompactFile(folder)
         self._num_bytes = sum(location.num_bytes for location in self._left.values())
         self._num_bytes_done = 0
@@ -122,13 +134,16 @@ class CheckpointReader:
         groups = self._groups(name, list(shape))
         if groups is not None:
             block_size = groups.compact_block_size
-            return None if block_size is None else FoundCompact(block_size, groups.fill_compact)
+            if block_size is None:
+                return None
+            return FoundCompact(block_size, groups.fill_compact, pieces=None)
         location = self._location(name, list(shape))
         found = self._compact.find(name, self._shards[location.path].glance(location))
         if found is None:
             return None
-        fill = partial(self._compact.fill, name, block_size=found.block_size)
-        return FoundCompact(found.block_size, fill)
+        file, block_size = self._compact, found.block_size
+        fill = partial(file.fill, name, block_size=block_size)
+        return FoundCompact(block_size, fill, partial(file.pieces, name, block_size))
 
     def grouped(self, name: str, *shape: int) -> StoredGroups | None:
         """A weight of this shape as whole numbers by groups; None if it is not stored so.
@@ -161,6 +176,8 @@ class CheckpointReader:
     def fill_compact(self, name: str, found: FoundCompact, out: CompactWeight) -> None:
         """Write what was found of a tensor into ``out``, instead of the tensor."""
         found.fill(out)
+        if found.pieces is not None:
+            self._pieces[name] = found.pieces()
         self.num_compact += 1
         self.finish(name)
 
@@ -174,10 +191,7 @@ class CheckpointReader:
             stem = name.removesuffix("weight")
             names += [stem + part for part in (*_SCALES, *_INPUT_SCALES)]
         for part in names:
-            location = self._left.get(part)
-            if location is not None:
-                self._shards[location.path].drop(location)
-                self.skip(part)
+            self.skip(part)
 
     def differ(self, name: str, other: str, num_rows: int, num_columns: int) -> bool:
         """Whether both are there, the other one is of this shape, and they are not the same.
@@ -292,23 +306,38 @@ class CheckpointReader:
             raise ConfigurationError(f"{name} in {self._folder}: {error}") from None
 
     def skip(self, name: str) -> None:
-        """Leave out a tensor that may be there and is not needed."""
+        """Leave out a tensor that may be there and is not needed, or no longer."""
         location = self._left.pop(name, None)
-        if location is not None:
-            self._num_bytes_done += location.num_bytes
-            self._progress(self._num_bytes_done / self._num_bytes)
+        if location is None:
+            return
+        shard, pieces = self._shards[location.path], self._pieces.pop(name, None)
+        if self._digest is None or pieces is not None:
+            shard.drop(location)
+        if self._digest is not None:
+            self._digest.add(location.name, pieces or shard.pieces(location))
+        self._num_bytes_done += location.num_bytes
+        self._progress(self._num_bytes_done / self._num_bytes)
 
-    def close(self) -> None:
-        """Raises ConfigurationError: something is left, so this is another model."""
+    def close(self) -> CheckpointRead:
+        """Raises ConfigurationError: something is left, so this is another model; or files are
+        no longer those that were read, of which some may have been others'.
+        """
         if self._left:
             some = ", ".join(sorted(self._left)[:3])
             raise ConfigurationError(
                 f"{self._folder} has {len(self._left)} tensors this decoder does not use: {some}"
             )
+        digest = "" if self._digest is None else self._digest.result(self._index)
+        shards = [shard for _, shard in sorted(self._shards.items())]
+        if any(shard.has_changed() for shard in shards):
+            raise ConfigurationError(
+                f"{self._folder} changed while its weights were read: start again"
+            )
+        return CheckpointRead(digest, tuple(shard.stamp for shard in shards))
 
 
-def tensor_index(folder: Path) -> dict[str, TensorLocation]:
-    """Every tensor of the checkpoint in ``folder``, one file or sharded.
+def mapped_shards(folder: Path) -> dict[Path, MappedShard]:
+    """The files of the checkpoint in ``folder``, one or several.
 
     Raises:
         ConfigurationError: a file is missing or malformed, or there are two checkpoints.
@@ -324,10 +353,22 @@ def tensor_index(folder: Path) -> dict[str, TensorLocation]:
                 f"{folder} has both {_SINGLE_NAME} and {_INDEX_NAME}, which does not name it: "
                 "remove one of them"
             )
-        index: dict[str, TensorLocation] = {}
-        for name in names:
-            index.update(read_header(folder / name))
+        return {folder / name: MappedShard(folder / name) for name in names}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+
+
+def tensor_index(folder: Path, shards: Mapping[Path, MappedShard]) -> dict[str, TensorLocation]:
+    """Every tensor of a checkpoint, of these files of ``folder``.
+
+    Raises:
+        ConfigurationError: one is malformed.
+    """
+    index: dict[str, TensorLocation] = {}
+    try:
+        for shard in shards.values():
+            index.update(shard.index())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
     return index
 

@@ -1,6 +1,6 @@
 """A weight kept in the whole numbers that its checkpoint has of it, and float32 ones beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -58,6 +58,8 @@ class FoundCompact(NamedTuple):
 
     block_size: int
     fill: Callable[[CompactWeight], None]  # writes it, in blocks of this size or smaller ones
+    # The bytes that the checkpoint should have of it; None: it is the checkpoint's own.
+    pieces: Callable[[], Iterator[memoryview]] | None
 
 
 Weight: TypeAlias = Tensor | CompactWeight

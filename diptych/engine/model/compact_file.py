@@ -1,19 +1,22 @@
 """The compact weights beside an imported model's float32 ones."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.engine.model.compact import CompactWeight
-from diptych.engine.model.shard import MappedShard, TensorLocation, read_header
+from diptych.engine.model.shard import MappedShard, TensorLocation
 from diptych.errors import ConfigurationError
-from diptych.models.compact import FILE_NAME, block_size_of
+from diptych.models.compact import FILE_NAME, HEAD_BYTES, block_size_of
 
 logger = logging.getLogger(__name__)
 
 _NUM_COMPARED_ROWS = 4
+_PIECE_BYTES = 1 << 17  # of a weight, so that its floats stay in the processor's cache
 
 
 class CompactFile:
@@ -26,8 +29,8 @@ class CompactFile:
         self._locations: dict[str, TensorLocation] = {}
         if path.exists():
             try:
-                self._locations = dict(read_header(path))
                 self._shard = MappedShard(path)
+                self._locations = dict(self._shard.index())
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(f"cannot read {path}: {error}") from error
 
@@ -49,8 +52,25 @@ class CompactFile:
     def fill(self, name: str, out: CompactWeight, block_size: int) -> None:
         """Write a weight that was found, in blocks of this size, straight from the file."""
         assert self._shard is not None
+        out.fill(CompactWeight(self._shard.tensor(self._locations[name]), block_size))
+
+    def pieces(self, name: str, block_size: int) -> Iterator[memoryview]:
+        """The bytes of the float32 weight that one stands for, some rows at a time. Any thread.
+
+        Pages are given back behind the last one. Not by torch, whose threads are the model's.
+        """
+        assert self._shard is not None
         location = self._locations[name]
-        out.fill(CompactWeight(self._shard.tensor(location), block_size))
+        memory = self._shard.tensor(location).numpy()
+        step = max(1, _PIECE_BYTES // memory.shape[1])
+        for begin in range(0, len(memory), step):
+            rows = memory[begin : begin + step]
+            blocks = rows.reshape(len(rows), -1, HEAD_BYTES + block_size)
+            heads = np.ascontiguousarray(blocks[..., :HEAD_BYTES]).view(np.float32)
+            floats = blocks[..., HEAD_BYTES:].view(np.int8).astype(np.float32)
+            floats *= heads[..., :1]
+            floats += heads[..., 1:]
+            yield floats.data.cast("B")
         self._shard.drop(location)
 
 

@@ -3,9 +3,10 @@
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -41,17 +42,70 @@ class TensorLocation(NamedTuple):
         )
 
 
+class FileStamp(NamedTuple):
+    """Which file a name stands for, and as of when: others have others, on one host."""
+
+    name: str
+    device: int
+    inode: int
+    num_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path, file: Path | int) -> Self:
+        """file: the same, or a descriptor of what was opened there. Raises OSError."""
+        status = os.stat(file)
+        return cls(path.name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 class MappedShard:
     """A file as memory: what is read of it comes from the disk, and is the system's to drop.
 
-    Unmapped with the last tensor on it.
+    Unmapped with the last tensor on it. Another file may come to have its name meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError: it cannot be mapped."""
+        self._path = path
         with path.open("rb") as file:
+            self.stamp = FileStamp.of(path, file.fileno())
             # Private, as torch takes no memory that it might not write to; nobody does.
             self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def has_changed(self) -> bool:
+        """Whether it was written to, or its name is another file's or nobody's by now."""
+        try:
+            return FileStamp.of(self._path, self._path) != self.stamp
+        except OSError:
+            return True
+
+    def index(self) -> Iterator[tuple[str, TensorLocation]]:
+        """Every tensor of the file.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: it is malformed.
+        """
+        path, num_file_bytes = self._path, len(self._pages)
+        num_header_bytes = int.from_bytes(self._pages[:8], "little")
+        if num_header_bytes > num_file_bytes:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        first = 8 + num_header_bytes
+        header = json.loads(self._pages[8:first])
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                location = TensorLocation(
+                    path, name, entry["dtype"], tuple(entry["shape"]), first + begin, end - begin
+                )
+                if not 0 <= begin <= end <= num_file_bytes - first or not _is_filled(location):
+                    raise ValueError(f"{path.name} is cut short, or {name} in it is")
+                yield name, location
+
+    def pieces(self, location: TensorLocation) -> Iterator[memoryview]:
+        """Its bytes, whose pages are given back behind the last one. Any thread."""
+        self._advise(location, mmap.MADV_WILLNEED)
+        yield memoryview(self._pages)[location.offset : location.offset + location.num_bytes]
+        self.drop(location)
 
     def tensor(self, location: TensorLocation) -> Tensor:
         """It lies on the file's pages, which are asked for at once, and is to be read only."""
@@ -74,31 +128,8 @@ class MappedShard:
 
     def _advise(self, location: TensorLocation, advice: int) -> None:
         begin = location.offset - location.offset % mmap.PAGESIZE
-        self._pages.madvise(advice, begin, location.offset + location.num_bytes - begin)
-
-
-def read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
-    """Every tensor of a file.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it is malformed.
-    """
-    num_file_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        num_header_bytes = int.from_bytes(file.read(8), "little")
-        if num_header_bytes > num_file_bytes:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(file.read(num_header_bytes))
-    first = 8 + num_header_bytes
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            location = TensorLocation(
-                path, name, entry["dtype"], tuple(entry["shape"]), first + begin, end - begin
-            )
-            if not 0 <= begin <= end <= num_file_bytes - first or not _is_filled(location):
-                raise ValueError(f"{path.name} is cut short, or {name} in it is")
-            yield name, location
+        if location.num_bytes:
+            self._pages.madvise(advice, begin, location.offset + location.num_bytes - begin)
 
 
 def _is_filled(location: TensorLocation) -> bool:

@@ -7,19 +7,26 @@ model. Called once per worker, off the event loop.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
+from diptych.engine.model.checkpoint import (
+    NOTHING_READ,
+    CheckpointRead,
+    CheckpointReader,
+    LoadProgress,
+)
 from diptych.engine.model.compact import Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.joined_weight import read_linear, read_weight
 from diptych.engine.model.parts import Linear, WeightStore
 from diptych.engine.model.ranks import ONE_RANK, GatheredLinear, Ranks, SummedLinear
+from diptych.engine.model.weight_digest import WeightDigest
 from diptych.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +76,7 @@ class DecoderWeights:
     head: Linear  # hidden_size -> vocab_size
     dtype: torch.dtype
     ranks: Ranks = ONE_RANK
+    source: CheckpointRead = NOTHING_READ  # with a digest in rank 0 alone, of the whole model
 
     @property
     def linears(self) -> list[Linear]:
@@ -108,19 +116,38 @@ def load_weights(
 
     Raises:
         ConfigurationError: a tensor is missing, unexpected, of another shape, or one that
-            the store does not take; or the ranks cannot share the model out.
+            the store does not take; or the ranks cannot share the model out; or the files
+            changed meanwhile.
     """
     share = ranks.share
     config = share.of(config)
-    reader = CheckpointReader(
-        Path(folder),
-        store.dtype,
-        store.device,
-        progress,
-        text_part=config.is_text_part,
-        storage=config.storage,
-        share=share,
-    )
+    with WeightDigest() if share.rank == 0 else nullcontext() as digest:
+        reader = CheckpointReader(
+            Path(folder),
+            store.dtype,
+            store.device,
+            progress,
+            text_part=config.is_text_part,
+            storage=config.storage,
+            share=share,
+            digest=digest,
+        )
+        weights = _decoder(reader, config, store, ranks, folder)
+        source = reader.close()
+    if reader.num_compact:
+        logger.info("weights are kept compact", extra={"num_tensors": reader.num_compact})
+    return replace(weights, source=source)
+
+
+def _decoder(
+    reader: CheckpointReader,
+    config: ModelConfig,
+    store: WeightStore,
+    ranks: Ranks,
+    folder: Path | str,
+) -> DecoderWeights:
+    """config: of this rank's part."""
+    share = ranks.share
     num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
     if config.tied_embeddings:
         _skip_tied_head(reader, config, folder)
@@ -132,7 +159,7 @@ def load_weights(
         head = store.tied_head(embedding)
     else:
         head = read_linear(reader, store, {_HEAD: num_rows}, hidden_size)
-    weights = DecoderWeights(
+    return DecoderWeights(
         embedding=embedding,
         layers=layers,
         final_norm=_norm(reader, config, "model.norm.weight", hidden_size),
@@ -140,10 +167,6 @@ def load_weights(
         dtype=store.dtype,
         ranks=ranks,
     )
-    reader.close()
-    if reader.num_compact:
-        logger.info("weights are kept compact", extra={"num_tensors": reader.num_compact})
-    return weights
 
 
 def _skip_tied_head(reader: CheckpointReader, config: ModelConfig, folder: Path | str) -> None:

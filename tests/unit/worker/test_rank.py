@@ -43,6 +43,7 @@ def setup_of(folder: Path) -> RankSetup:
     return RankSetup(
         share=RankShare(0, 2),
         folder=folder,
+        model_config=ModelConfig.from_folder(folder),
         dtype=torch.float32,
         kv_dtype=torch.float32,
         block_size=BLOCK_SIZE,
@@ -72,7 +73,8 @@ def test_the_pools_of_both_are_what_one_process_has(
             team.join(unconcerned, cache.num_bytes)
             store = CPU.weights(torch.float32, "none")
             weights = load_weights(folder, config, store, ranks=team.ranks)
-            team.wait(unconcerned)
+            (word,) = team.wait(unconcerned)
+            assert word.files == weights.source.files
             assert not list(temporary.iterdir()), "they have met"
             decoder = Decoder(own, weights, CPU.layer_ops(own, torch.float32))
             leader = Leader(decoder, cache, CPU, team.ranks, team.links)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from diptych.engine.kv.memory import HostKVMemory
+from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
 from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.worker import rank_team
@@ -22,6 +23,7 @@ POOL_BYTES = 4096
 SETUP = RankSetup(
     share=RankShare(0, 3),
     folder=Path(),
+    model_config=cast(ModelConfig, None),  # nobody loads it
     dtype=torch.float32,
     kv_dtype=torch.float32,
     block_size=16,

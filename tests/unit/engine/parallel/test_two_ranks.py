@@ -15,10 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from diptych.engine.backends.base import Mark
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.checkpoint import tensor_index
+from diptych.engine.model.checkpoint import mapped_shards
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
-from diptych.engine.model.shard import MappedShard
 from diptych.engine.parallel import leader as leader_module
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.engine.parallel.step_link import RankClear, RankMessage, tell
@@ -312,10 +311,11 @@ def test_a_rank_has_and_reads_its_part_alone(tmp_path: Path) -> None:
     assert 2 * layer.output.in_features == want.output.in_features
     assert 2 * layer.down.in_features == want.down.in_features
     assert weights.head.out_features == 512
-    location = tensor_index(folder)["model.embed_tokens.weight"]
+    (shard,) = mapped_shards(folder).values()
+    location = dict(shard.index())["model.embed_tokens.weight"]
     part = location.rows(range(256, 512))
     assert (part.shape, 2 * part.num_bytes) == ((256, 64), location.num_bytes)
-    assert torch.equal(MappedShard(part.path).tensor(part), whole.embedding[256:])
+    assert torch.equal(shard.tensor(part), whole.embedding[256:])
 
 
 def test_parts_are_all_there_is_and_overlap_nowhere() -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from diptych.byte_size import SizeInBytes
 from diptych.engine.scheduling.step import check_step_limits
 from diptych.formats import (
     DeviceName,
@@ -61,7 +62,7 @@ class WorkerConfig(ProcessConfig):
         "pair need the same.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
-    kv_cache_memory: ByteSize | None = Field(
+    kv_cache_memory: SizeInBytes | None = Field(
         None,
         gt=0,
         description="Memory of the KV pool and the scratch blocks behind it at the most, such as "

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ByteSize, Field
 from batch_server.config import BatchServerConfig
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
+from diptych.byte_size import SizeInBytes
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from prefill_worker.config import PrefillWorkerConfig
@@ -23,7 +24,7 @@ class ExampleConfig(ProcessConfig):
 
     role: ClassVar[str] = "example"
 
-    pool: ByteSize = Field(ByteSize(2**30), description="Memory.")
+    pool: SizeInBytes = Field(ByteSize(2**30), description="Memory.")
     transports: tuple[Literal["nixl", "inline"], ...] = Field(
         ("nixl", "inline"), description="Transports."
     )
@@ -89,8 +90,23 @@ def test_a_list_flag_repeats() -> None:
     assert load("--prefill", "a:1", "--prefill", "b:2").prefill == ["a:1", "b:2"]
 
 
-def test_sizes_and_tuples() -> None:
-    assert load("--pool", "64MiB", "--transports", "inline").pool == 2**26
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MiB", 2**26),
+        ("64Mi", 2**26),  # as Kubernetes writes it, and the chart's other values
+        ("1.5 Gi", 3 * 2**29),
+        ("2Ki", 2**11),
+        ("1Ti", 2**40),
+        ("64M", 64 * 10**6),
+        ("64", 64),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert load("--pool", text).pool == size
+
+
+def test_tuples() -> None:
     assert load("--transports", "inline,nixl").transports == ("inline", "nixl")
     assert load("--transports", "inline").transports == ("inline",)
 
@@ -112,6 +128,9 @@ def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) ->
         (["--share", "nan"], "^--share: expected values as JSON has them, .*'nan'"),
         (["--share", "1", "--share", ".5"], "^--share: .* such as 0.5 .*'1,.5'"),
         (["--share", "1e400"], "^--share: .*finite"),
+        (["--pool", "40Gx"], r"^--pool: expected a size such as 40GiB \(got '40Gx'\)$"),
+        (["--pool", "Gi"], "^--pool: expected a size such as 40GiB"),
+        (["--pool=-1Gi"], "^--pool: expected a size such as 40GiB"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) -> None:

@@ -154,6 +154,24 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             },
             r"-decode-main: tensor_parallel is 4, .* \(nvidia\.com/gpu is 1\)",
         ),
+        (
+            {"decode": {"settings": {"device": "cuda"}}},
+            r"-decode-main: settings\.device is cuda, and no GPU .* \(nvidia\.com/gpu: 1\)",
+        ),
+        (
+            {
+                "prefill": {
+                    "settings": {"device": "cuda", "transfer": {"transports": ["nixl"]}},
+                    "resources": {"limits": {"nvidia.com/gpu": 0}},
+                    "rdma": {"enabled": True, "resourceName": "nvidia.com/hostdev"},
+                }
+            },
+            "-prefill-main: settings.device is cuda, and no GPU is asked for",
+        ),
+        (
+            {"prefill": {"rdma": {"enabled": True}}},
+            r"-prefill-main: rdma\.enabled, but .*: say \[nixl, inline\]",
+        ),
         ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
         ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),
     ],
@@ -228,6 +246,49 @@ def test_the_notes_promise_no_test_that_there_is_not(values: tuple[str, ...], sa
     notes = done.stdout.partition("NOTES:")[2]
     assert said in notes, done.stderr
     assert (f" test {RELEASE} --logs" in notes) is ("tests.enabled=false" not in values)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_said"),
+    [
+        ((), False),
+        (("decode.settings.block_size=32",), False),  # what prefill's is, nobody said
+        (("prefill.settings.block_size=16", "decode.settings.block_size=32"), True),
+        (("prefill.settings.dtype=auto", "decode.settings.dtype=float32"), False),
+        (("prefill.settings.kv_cache_dtype=fp8", "decode.settings.kv_cache_dtype=int8"), True),
+        (
+            (
+                "prefill.settings.block_size=16",
+                "decode.settings.block_size=32",
+                "decode.pools.other.settings.block_size=16",
+            ),
+            False,
+        ),
+        (
+            (
+                "prefill.settings.block_size=16",
+                "decode.settings.block_size=32",
+                "decode.settings.roles={prefill,decode}",
+            ),
+            False,
+        ),
+        (
+            (
+                "prefill.settings.block_size=16",
+                "prefill.replicas=0",
+                "decode.settings.block_size=32",
+            ),
+            False,
+        ),
+    ],
+)
+def test_the_notes_say_where_no_two_pools_make_a_pair(
+    values: tuple[str, ...], is_said: bool
+) -> None:
+    flags = [f"--set={value}" for value in values]
+    done = run_helm(HELM_4, "install", "--dry-run=client", RELEASE, str(CHART), *flags)
+    assert done.returncode == 0, done.stderr
+    assert ("\n\nNo prefill pool has block_size, dtype and " in done.stdout) is is_said
 
 
 WAYS_IN = (

@@ -113,14 +113,26 @@ def test_spans_say_what_the_values_say_beside_where_the_pod_is(made: Any) -> Non
         assert said == f"{where},a=b%20c,service.namespace=llm"
 
 
+def on_cards(number: int) -> dict[str, Any]:
+    """Values of a pool whose workers have so many."""
+    return {"resources": {"limits": {"nvidia.com/gpu": number}}}
+
+
 @pytest.mark.parametrize(
     ("values", "size"),
     [
         ({}, "64Mi"),
-        ({"settings": {"device": "cuda"}}, "64Mi"),
+        ({"settings": {"device": "cuda"}, **on_cards(1)}, "64Mi"),
         ({"settings": {"tensor_parallel": 2}}, "64Mi"),
-        ({"settings": {"device": "cuda", "tensor_parallel": 2}}, "1Gi"),
-        ({"settings": {"device": "cuda", "tensor_parallel": 2}, "shmSize": "4Gi"}, "4Gi"),
+        ({"settings": {"device": "cuda", "tensor_parallel": 2}, **on_cards(2)}, "1Gi"),
+        (
+            {
+                "settings": {"device": "cuda", "tensor_parallel": 2},
+                "shmSize": "4Gi",
+                **on_cards(2),
+            },
+            "4Gi",
+        ),
         ({"shmSize": None}, "64Mi"),
     ],
 )
@@ -129,6 +141,36 @@ def test_ranks_on_gpus_have_room_for_what_they_tell_each_other(
 ) -> None:
     volumes = pod(made(decode=values), "decode").spec["volumes"]
     assert [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "shm"] == [size]
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"])
+def test_a_gpu_is_a_card_or_a_part_of_one(made: Any, name: str) -> None:
+    pool = {"settings": {"device": "cuda"}, "resources": {"limits": {name: "1"}}}
+    assert pod(made(decode=pool), "decode").container["resources"]["limits"][name] == "1"
+
+
+def test_a_gpu_may_be_claimed(made: Any) -> None:
+    pool = {
+        "settings": {"device": "cuda"},
+        "resources": {"claims": [{"name": "gpu"}]},
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+    }
+    claims = pod(made(decode=pool), "decode").container["resources"]["claims"]
+    assert claims == [{"name": "gpu"}]
+
+
+@pytest.mark.parametrize("transport", ["nixl", "ucxx", "staged"])
+def test_rdma_without_a_capability_that_a_cluster_refuses(made: Any, transport: str) -> None:
+    """As Pod Security's restricted does; one pool says so, and the other has it."""
+    settings = {"transfer": {"transports": [transport, "inline"]}}
+    near = {"settings": settings, "rdma": {"enabled": True}}
+    without = {**near, "pools": {"main": {"rdma": {"ipcLock": False}}}}
+    manifests = made(prefill=near, decode=without)
+    drops = {"drop": ["ALL"]}
+    for command, expected in (("prefill", {**drops, "add": ["IPC_LOCK"]}), ("decode", drops)):
+        container = pod(manifests, command).container
+        assert container["securityContext"]["capabilities"] == expected
+        assert container["resources"]["limits"]["rdma/hca"] == 1
 
 
 def test_the_tests_pod_goes_where_the_values_say(made: Any) -> None:

@@ -41,6 +41,8 @@ def test_a_worker_on_a_gpu_takes_a_card_and_sizes_its_pool_by_it(name: str, tmp_
         assert config.kv_cache_memory is None, "or the pool would not be the rest of the card"
         assert config.num_blocks is None
         assert config.gpu_memory_utilization == 0.9
+        cores = pod.container["resources"]["requests"]["cpu"]
+        assert config.num_threads == int(cores), "or it would take all of the node's"
         assert {"key": GPU, "operator": "Exists", "effect": "NoSchedule"} in pod.spec["tolerations"]
 
 

@@ -279,7 +279,9 @@ def _workers(role: str) -> Json:
     pool: dict[str, Json] = {
         **_pods(role),
         "updateStrategy": ANY_MAP,
-        "rdma": closed({"enabled": FLAG, "resourceName": SOME_TEXT, "quantity": POSITIVE}),
+        "rdma": closed(
+            {"enabled": FLAG, "resourceName": SOME_TEXT, "quantity": POSITIVE, "ipcLock": FLAG}
+        ),
         "shmSize": QUANTITY_OR_NONE,
     }
     pools: Json = {

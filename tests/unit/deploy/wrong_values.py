@@ -69,6 +69,7 @@ WRONG = (
     _at("prefill.shmSize", "64K"),
     _at("tests.resources.claims", [{"name": "gpu"}]),
     _at("prefill.rdma.resource", "rdma/hca"),
+    _at("decode.rdma.ipcLock", "no"),
     _at("prefill.resources.limit", {"cpu": "1"}),
     _at("prefill.pools.Large", {}),
     _at("prefill.pools.a-name-that-is-too-long", {}),

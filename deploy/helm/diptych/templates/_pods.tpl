@@ -156,10 +156,20 @@ capabilities:
 {{- end -}}
 {{- end -}}
 {{- if and (ne .role "router") .values.rdma.enabled -}}
+{{- if not (include "diptych.hasOwnPorts" .values) -}}
+{{- fail (printf "%s: rdma.enabled, but settings.transfer.transports has none that uses it: say [nixl, inline]" .settingsName) -}}
+{{- end -}}
 {{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}
 {{- $resources = mergeOverwrite $resources $device -}}
 {{- end -}}
 {{- if ne .role "router" -}}
+{{- if and (eq (default "cpu" .values.settings.device) "cuda") (not .values.resources.claims) -}}
+{{- $hasCard := false -}}
+{{- range $name, $amount := .values.resources.limits }}{{ if and $amount (hasPrefix "nvidia.com/" $name) }}{{ $hasCard = true }}{{ end }}{{ end -}}
+{{- if not $hasCard -}}
+{{- fail (printf "%s: settings.device is cuda, and no GPU is asked for: say resources.limits (nvidia.com/gpu: 1) or resources.claims" .settingsName) -}}
+{{- end -}}
+{{- end -}}
 {{- $ranks := int (default 1 .values.settings.tensor_parallel) -}}
 {{- $cards := dig "limits" "nvidia.com/gpu" "" $resources -}}
 {{- if and $cards (gt $ranks 1) (ne (int $cards) $ranks) -}}
@@ -401,7 +411,7 @@ initContainers:
   resources:
     {{- include "diptych.resources" . | nindent 4 }}
   securityContext:
-    {{- include "diptych.containerSecurity" (and (ne .role "router") .values.rdma.enabled) | nindent 4 }}
+    {{- include "diptych.containerSecurity" (and (ne .role "router") .values.rdma.enabled .values.rdma.ipcLock) | nindent 4 }}
   volumeMounts:
     {{- include "diptych.mounts" . | nindent 4 }}
 {{- end -}}

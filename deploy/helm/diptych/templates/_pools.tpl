@@ -43,15 +43,44 @@
 {{- end -}}
 {{- end -}}
 
-{{/* "true" if workers may move KV other than over their gRPC port: by a transport that has ports of its own. */}}
+{{/* "true" of a pool's values whose workers may move KV other than over their gRPC port: by a transport that has ports of its own. */}}
+{{- define "diptych.hasOwnPorts" -}}
+{{- $transfer := default (dict) .settings.transfer -}}
+{{- if ne (default (list "nixl" "inline") $transfer.transports | toJson) `["inline"]` -}}true{{- end -}}
+{{- end -}}
+
+{{/* "true" if any pool's workers may. */}}
 {{- define "diptych.hasOtherTransports" -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- range $pool := keys (index $.Values $role "pools") -}}
 {{- $values := include "diptych.poolValues" (dict "root" $ "role" $role "pool" $pool) | fromJson -}}
-{{- $transfer := default (dict) $values.settings.transfer -}}
-{{- if ne (default (list "nixl" "inline") $transfer.transports | toJson) `["inline"]` -}}true{{- end -}}
+{{- include "diptych.hasOwnPorts" $values -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/*
+"true" if no prefill pool makes a pair with a decode pool, as values have it: each two say of some setting that must be equal
+that it is another. What is not said, or auto, may fit.
+*/}}
+{{- define "diptych.hasNoPair" -}}
+{{- $fits := false -}}
+{{- range $prefill := keys .Values.prefill.pools -}}
+{{- range $decode := keys $.Values.decode.pools -}}
+{{- $differs := false -}}
+{{- range $setting := list "block_size" "dtype" "kv_cache_dtype" -}}
+{{- $said := list -}}
+{{- range $role, $pool := dict "prefill" $prefill "decode" $decode -}}
+{{- $values := include "diptych.poolValues" (dict "root" $ "role" $role "pool" $pool) | fromJson -}}
+{{- $value := index (default (dict) $values.settings) $setting | default "auto" | toString -}}
+{{- if ne $value "auto" }}{{ $said = append $said $value }}{{ end -}}
+{{- end -}}
+{{- if gt (uniq $said | len) 1 }}{{ $differs = true }}{{ end -}}
+{{- end -}}
+{{- if not $differs }}{{ $fits = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if not (or $fits (include "diptych.hasSoft" .)) -}}true{{- end -}}
 {{- end -}}
 
 {{/* The router's file of settings, as JSON, which is YAML that keeps whole numbers whole. */}}

@@ -78,7 +78,7 @@ ELSEWHERE = {
     *("--build", "--build-arg", "--extra-index-url", "--file", "--format", "--rm", "--tag"),
     *("--from-file", "--logs", "--set", "--timeout", "--values", "--wait", "--server-side"),
     *("--reset-then-reuse-values", "--reuse-values", "--field-manager", "--filename", "--validate"),
-    *("--config", "--help", "--timers", "--delete-emptydir-data", "--ignore-daemonsets"),
+    *("--config", "--help", "--timers", "--delete-emptydir-data", "--ignore-daemonsets", "--force"),
 }
 
 

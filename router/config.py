@@ -228,7 +228,7 @@ class RouterConfig(ProcessConfig):
         description="Bytes of answers that wait for clients to take them, of all together. From a "
         "quarter of it on clients lose theirs that take less than 64 KiB in five seconds, who "
         "holds most for longest first; beyond it others too. Single messages over gRPC have as "
-        "much of their own, beyond which they are refused.",
+        "much of their own, beyond which requests for one are refused.",
     )
     trace_caller_per_s: float = Field(
         10.0,

@@ -49,13 +49,13 @@ class InferenceServicer:
         view: ClusterView,
         *,
         max_request_bytes: int,
-        handed: HandedOver | None = None,
+        handed: HandedOver,
     ) -> None:
         """Requests over ``max_request_bytes`` are refused without being parsed.
 
-        ``handed`` bounds answers that wait in gRPC; None: one of its own does.
+        ``handed`` bounds answers that wait in gRPC.
         """
-        self._handed = handed or HandedOver()
+        self._handed = handed
         self._admission = admission
         self._generator = generator
         self._prompts = prompts
@@ -109,6 +109,7 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
+        self._handed.admit(tenant.name)
         with self._admission.hold(len(request)):
             token_ids = await self._tokenize(
                 prompt, message.model, tenant, len(request), call.deadline_s
@@ -122,6 +123,7 @@ class InferenceServicer:
         tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
+        self._handed.admit(tenant.name)
         with self._admission.hold(len(request)):
             try:
                 token_ids = await self._tokenize(
@@ -146,6 +148,7 @@ class InferenceServicer:
         with self._prompts.answering(
             asked, call.deadline_s, call.metadata, max_numbers=most
         ) as answering:
+            self._handed.admit(tenant.name)  # here a refusal leaves its record
             made = await self._prompts.embed(answering)
         written = prompt_messages.write_embeddings(made)
         return hand_over(written, context, tenant, self._handed)
@@ -155,6 +158,7 @@ class InferenceServicer:
         message = self._decode(inference_pb2.ScoreRequest, request)
         asked = prompt_messages.read_score(message, len(request), tenant)
         with self._prompts.answering(asked, call.deadline_s, call.metadata) as answering:
+            self._handed.admit(tenant.name)
             made = await self._prompts.score(answering)
         written = prompt_messages.write_scores(made)
         return hand_over(written, context, tenant, self._handed)

@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 def hand_over(message: M, context: Context, tenant: Tenant, handed: HandedOver) -> M:
-    """The only message of a call, counted until that is over. Raises QueueFullError."""
+    """The only message of a call whose tenant was admitted, counted until that is over."""
     num_bytes = message.ByteSize()
     if num_bytes > FREE_BYTES:
         release = handed.hold(tenant.name, num_bytes)

@@ -1,8 +1,8 @@
 """Answers in one message each that were handed to gRPC, which keeps them until taken. Pure.
 
 gRPC can neither end such a call nor tell its client anything, so who is slow cannot be cut off: a
-further answer is refused instead. A tenant may hold as much as it leaves free, so that one alone
-fills half, and others have room (Choudhury and Hahne's dynamic thresholds).
+further request is refused instead, before any work on it. A tenant may hold as much as it leaves
+free, so that one alone fills half, and others have room (Choudhury and Hahne's dynamic thresholds).
 """
 
 from collections import Counter
@@ -17,24 +17,31 @@ FREE_BYTES: Final = 16_384
 
 
 class HandedOver:
-    """Owns how many bytes wait in gRPC. Event loop only."""
+    """Owns how many bytes wait in gRPC. Event loop only.
+
+    Invariant: they are more than ``max_bytes`` by the answers alone that were being made when
+    it was reached; how many those are is bounded by admission.
+    """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: Counter[str] = Counter()
         self.num_bytes = 0
 
-    def hold(self, tenant: str, num_bytes: int) -> Callable[[], None]:
-        """Count an answer of so many; call what is returned once its call is over.
+    def admit(self, tenant: str) -> None:
+        """Before any work on an answer, whose size nobody knows yet.
 
-        Raises QueueFullError.
+        Raises QueueFullError: it leaves as many untaken as are free.
         """
-        num = max(0, num_bytes - FREE_BYTES)
-        if num and self._held[tenant] + num > self._max_bytes - self.num_bytes:
+        if self._held[tenant] >= self._max_bytes - self.num_bytes:
             raise QueueFullError(
                 f"answers of {self.num_bytes} bytes wait for clients to take them",
                 retry_after_s=RETRY_LATER_S,
             )
+
+    def hold(self, tenant: str, num_bytes: int) -> Callable[[], None]:
+        """Count an answer of so many; call what is returned once its call is over."""
+        num = max(0, num_bytes - FREE_BYTES)
         self._held[tenant] += num
         self.num_bytes += num
 

@@ -170,13 +170,13 @@ async def test_a_stream_over_grpc_that_is_not_read_ends_where_too_much_waits(
 
 
 async def test_single_messages_over_grpc_that_are_not_read_leave_others_room(
-    wide_model: Path, monkeypatch: pytest.MonkeyPatch
+    wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One alone may fill half; what is read on, and what is small, comes all the same."""
+    """One alone may fill half; what is refused then was not begun, and what was begun comes."""
     monkeypatch.setattr(fake_workers, "POOLED", [1 / (1 + each) for each in range(64)])
     asked = inference_pb2.EmbedRequest(inputs=[vector_of(30)] * 512)
     async with (
-        running(wide_model, 1, 1, timers=PATIENT, max_untaken_bytes=300_000) as cluster,
+        serving(wide_model, tmp_path, PATIENT, max_untaken_bytes=200_000) as (cluster, client),
         grpc.aio.insecure_channel(cluster.address, options=SMALL_WINDOW) as channel,
     ):
         stub = inference_pb2_grpc.InferenceStub(cluster.channel)
@@ -190,8 +190,11 @@ async def test_single_messages_over_grpc_that_are_not_read_leave_others_room(
             while (refused := await refusal_of(stub, asked)) is None:
                 pass
         assert isinstance(refused, QueueFullError)
-        few = inference_pb2.EmbedRequest(inputs=[vector_of(30)] * 2)
-        assert len((await stub.Embed(few)).embeddings) == 2
+        asked_before = await outcome(client, "ok")
+        assert await outcome(client, "QUEUE_FULL") >= 1
+        for _ in range(5):
+            assert isinstance(await refusal_of(stub, asked), QueueFullError)
+        assert await outcome(client, "ok") == asked_before, "it was made, and then refused"
         unread.cancel()
         async with asyncio.timeout(20):
             while await refusal_of(stub, asked) is not None:

@@ -13,6 +13,7 @@ from router.frontend.callers.callers import Callers
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
 from router.frontend.grpc_call import Call, read_message
+from router.frontend.handed_over import HandedOver
 from router.frontend.open_inference.answers import Answer, StreamedAnswer, WholeAnswer, check_size
 from router.frontend.open_inference.asked import Asked, read_request
 from router.frontend.open_inference.tensors import STREAM
@@ -31,13 +32,15 @@ class Front(NamedTuple):
 class Answering:
     """Belongs to the task that iterates over its responses."""
 
-    def __init__(self, front: Front, data: bytes, call: Call, *, is_unary: bool = False) -> None:
-        """``is_unary``: there can be one response alone."""
+    def __init__(
+        self, front: Front, data: bytes, call: Call, handed: HandedOver | None = None
+    ) -> None:
+        """``handed``: there can be one response alone, which has to be admitted there."""
         self._front = front
         self._data = data
         self._call = call
-        self._is_unary = is_unary
-        self._tenant = NOBODY  # until it is known
+        self._handed = handed
+        self.tenant = NOBODY  # until it is known
         self.given_id = ""
 
     async def responses(
@@ -51,7 +54,7 @@ class Answering:
             asked = await self._read()
         except DiptychError as error:
             self._front.generator.refused(
-                error.reason, self._call.metadata, request_id=self.given_id, tenant=self._tenant
+                error.reason, self._call.metadata, request_id=self.given_id, tenant=self.tenant
             )
             raise
         answer = self._answer_to(asked)
@@ -71,20 +74,22 @@ class Answering:
                 raise renamed(error, asked.names) from None
 
     async def _read(self) -> Asked:
-        self._tenant = await self._call.tenant(self._front.callers)
+        self.tenant = await self._call.tenant(self._front.callers)
         num_bytes = len(self._data)
         message = read_message(
             service_pb2.ModelInferRequest, self._data, self._front.max_request_bytes
         )
         self._data = b""  # what was read is kept, and nothing else
         self.given_id = message.id
+        if self._handed is not None:
+            self._handed.admit(self.tenant.name)
         asked = read_request(
             message,
             num_bytes=num_bytes,
             max_model_len=self._front.admission.max_model_len,
-            tenant=self._tenant,
+            tenant=self.tenant,
         )
-        if self._is_unary and asked.is_stream:
+        if self._handed is not None and asked.is_stream:
             raise InvalidRequestError("is only for ModelStreamInfer", field=STREAM)
         check_size(asked)
         return asked
@@ -94,7 +99,7 @@ class Answering:
         text = model.tokenizer.text
         if asked.is_stream:
             return StreamedAnswer(asked, model.name, text)
-        return WholeAnswer(asked, model.name, text, is_marked=not self._is_unary)
+        return WholeAnswer(asked, model.name, text, is_marked=self._handed is None)
 
     def _deadline_s(self, asked: Asked) -> float | None:
         """The call's, or the request's own, whichever comes first."""

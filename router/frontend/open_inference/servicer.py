@@ -63,13 +63,13 @@ class OpenInferenceServicer:
         *,
         max_streams: int,
         write_s: float,
-        handed: HandedOver | None = None,
+        handed: HandedOver,
     ) -> None:
         """``max_streams`` may be open at a time, as one that asks nothing costs a call all the
         same; ``write_s`` is how long a client may take to hear of a failure. ``handed`` bounds
-        answers that wait in gRPC; None: one of its own does.
+        answers that wait in gRPC.
         """
-        self._handed = handed or HandedOver()
+        self._handed = handed
         self._front = front
         self._streams = OpenStreams(max_streams)
         self._write_s = write_s
@@ -139,11 +139,10 @@ class OpenInferenceServicer:
 
     async def ModelInfer(self, request: bytes, context: Context) -> service_pb2.ModelInferResponse:
         call = Call.of(context)
-        answering = Answering(self._front, request, call, is_unary=True)
+        answering = Answering(self._front, request, call, self._handed)
         async with aclosing(answering.responses(_nothing)) as responses:
             (whole,) = [response async for response in responses]
-        tenant = await call.tenant(self._front.callers)
-        return hand_over(whole, context, tenant, self._handed)
+        return hand_over(whole, context, answering.tenant, self._handed)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         call = Call.of(context)

@@ -1,6 +1,5 @@
 """What waits for clients has a bound together, and who is slow is cut off for it."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -154,13 +153,16 @@ def test_one_tenant_fills_half_of_what_grpc_keeps_and_others_have_room() -> None
     handed, releases = HandedOver(MOST), []
     size = PORTION_BYTES + FREE_BYTES
     while handed.num_bytes < MOST // 2:
+        handed.admit("greedy")
         releases.append(handed.hold("greedy", size))
     with pytest.raises(QueueFullError):
-        handed.hold("greedy", size)
+        handed.admit("greedy")
     handed.hold("greedy", FREE_BYTES)()
-    other = handed.hold("other", size)
-    other()
+    handed.admit("other")
+    releases.append(handed.hold("other", 2 * MOST))  # nobody knew its size before
+    with pytest.raises(QueueFullError):
+        handed.admit("third")
     for release in releases:
         release()
     assert handed.num_bytes == 0
-    handed.hold("greedy", math.floor(MOST / 2))()
+    handed.admit("greedy")

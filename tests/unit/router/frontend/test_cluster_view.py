@@ -20,6 +20,7 @@ from router.frontend.cluster_message import write_report
 from router.frontend.cluster_view import INTERVAL_S, ClusterView
 from router.frontend.generator import Generator
 from router.frontend.grpc import InferenceServicer
+from router.frontend.handed_over import HandedOver
 from router.frontend.http.service import ServiceAnswers
 from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import (
@@ -147,6 +148,7 @@ async def test_grpc_writes_a_report_once() -> None:
         Anybody(),
         world.view,
         max_request_bytes=1,
+        handed=HandedOver(),
     )
     context = cast(Context, SimpleNamespace(invocation_metadata=tuple))
     first = await servicer.DescribeCluster(b"", context)

@@ -11,6 +11,7 @@ from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend.callers.callers import Anybody
 from router.frontend.grpc import InferenceServicer
+from router.frontend.handed_over import HandedOver
 from router.frontend.prompt_answers import MAX_INPUTS, MAX_SCORED
 from router.frontend.prompt_messages import MAX_NUMBERS, write_embeddings, write_scores
 from router.generation.answer import Usage
@@ -48,7 +49,13 @@ class Prompts:
 async def test_vectors_that_fit_no_message_are_none_of_an_answers() -> None:
     prompts, nobody = Prompts(), cast(Any, None)
     servicer = InferenceServicer(
-        nobody, nobody, cast(Any, prompts), Anybody(), nobody, max_request_bytes=99
+        nobody,
+        nobody,
+        cast(Any, prompts),
+        Anybody(),
+        nobody,
+        max_request_bytes=99,
+        handed=HandedOver(),
     )
     context = SimpleNamespace(time_remaining=lambda: None, invocation_metadata=lambda: ())
     asked = inference_pb2.EmbedRequest(inputs=[inference_pb2.Input(text="a")])

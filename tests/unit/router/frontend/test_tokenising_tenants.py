@@ -17,6 +17,7 @@ from router.frontend.admission import Admission
 from router.frontend.cluster_view import ClusterView
 from router.frontend.generator import Generator
 from router.frontend.grpc import InferenceServicer
+from router.frontend.handed_over import HandedOver
 from router.frontend.http.exchange import TENANT, BodyRoom
 from router.frontend.http.posted import Posted
 from router.frontend.http.tokens import TokenAnswers
@@ -143,6 +144,7 @@ async def test_over_grpc() -> None:
         Callers(),
         cast(ClusterView, nothing),
         max_request_bytes=100,
+        handed=HandedOver(),
     )
     context = cast(Context, SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: 60.0))
     await servicer.Tokenize(TokenizeRequest(text="a").SerializeToString(), context)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -25,6 +25,7 @@ from diptych.token_logprobs import TokenLogprobs
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
+from router.frontend.handed_over import FREE_BYTES, HandedOver
 from router.frontend.open_inference.answering import Front
 from router.frontend.open_inference.answers import WholeAnswer
 from router.frontend.open_inference.asked import read_request
@@ -92,6 +93,7 @@ class Call:
     """A call's context."""
 
     def __init__(self, key: str | None = "me", left_s: float | None = None) -> None:
+        self.done: list[Callable[[object], None]] = []
         self._metadata = () if key is None else (("authorization", key),)
         self._left_s = left_s
         self.written: list[service_pb2.ModelStreamInferResponse] = []
@@ -105,21 +107,35 @@ class Call:
     async def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
         self.written.append(response)
 
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        self.done.append(callback)
+
     @property
     def context(self) -> Context:
         return cast(Context, self)
 
 
-def servicer(generator: Scripted, max_streams: int = 1) -> OpenInferenceServicer:
+def servicer(
+    generator: Scripted,
+    max_streams: int = 1,
+    *,
+    callers: Known | None = None,
+    handed: HandedOver | None = None,
+) -> OpenInferenceServicer:
     admission = SimpleNamespace(
         model=SimpleNamespace(name="m", tokenizer=SimpleNamespace(text=None)),
         max_model_len=100,
         is_ready=True,
     )
     front = Front(
-        cast(Admission, admission), cast(Generator, generator), cast(Callers, Known()), 1000
+        cast(Admission, admission),
+        cast(Generator, generator),
+        cast(Callers, callers or Known()),
+        1000,
     )
-    return OpenInferenceServicer(front, max_streams=max_streams, write_s=30.0)
+    return OpenInferenceServicer(
+        front, max_streams=max_streams, write_s=30.0, handed=handed or HandedOver()
+    )
 
 
 async def asking(*messages: service_pb2.ModelInferRequest) -> AsyncIterator[bytes]:
@@ -151,6 +167,45 @@ async def test_an_answer_is_read_to_its_end_and_is_one_response() -> None:
     }
     (asked,) = generator.requests
     assert (asked.tenant.name, asked.num_bytes) == ("me", message.ByteSize())
+
+
+async def test_what_waits_in_grpc_refuses_the_next_before_any_work() -> None:
+    """An answer that was made is sent, however much waits by then."""
+    large = [Delta("a" * 2 * FREE_BYTES, [1], 0, []), *EVENTS[3:]]
+    generator, handed = Scripted(events=large), HandedOver(2 * FREE_BYTES)
+    opened, unread = servicer(generator, handed=handed), Call()
+    data = request().SerializeToString()
+    await opened.ModelInfer(data, unread.context)
+    assert handed.num_bytes > FREE_BYTES
+    with pytest.raises(QueueFullError):
+        await opened.ModelInfer(data, Call().context)
+    assert (len(generator.requests), generator.refusals) == (1, [("QUEUE_FULL", "", "me")])
+    release = handed.hold("other", 10 * FREE_BYTES)  # while this one is made
+    with pytest.raises(QueueFullError):
+        await opened.ModelInfer(data, Call("third").context)
+    release()
+    others = Call("third")
+    await opened.ModelInfer(data, others.context)
+    for call in (unread, others):
+        (taken,) = call.done
+        taken(None)
+    assert handed.num_bytes == 0
+
+
+async def test_who_calls_is_asked_once() -> None:
+    """A key that ends while its answer is made takes nothing away."""
+
+    class Ending(Known):
+        async def tenant(self, given: str | None) -> Tenant:
+            asked.append(given)
+            if len(asked) > 1:
+                raise InvalidApiKeyError("it has ended")
+            return await super().tenant(given)
+
+    asked: list[str | None] = []
+    data = request().SerializeToString()
+    assert await servicer(Scripted(), callers=Ending()).ModelInfer(data, Call().context)
+    assert asked == ["me"]
 
 
 async def test_a_stream_has_a_response_for_each_piece_and_a_last_one() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+import trustme
 
 from diptych.errors import DiptychError, QueueFullError, SlowClientError
+from diptych.rpc.identity import Certificate
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router import untaken
 from router.frontend.http.exchange import BodyRoom, Exchange
-from router.frontend.http.posted import Posted
+from router.frontend.http.posted import Answer, Posted
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.untaken import Cut, Untaken
 from tests import metrics
@@ -46,12 +49,19 @@ async def tell(exchange: Exchange, data: bytes) -> None:
     await exchange.send_json({"said": "x" * BODY_BYTES})
 
 
+async def tell_less(exchange: Exchange, data: bytes) -> None:
+    await exchange.send_json({"said": "x" * 400_000})
+
+
 @asynccontextmanager
-async def telling(bound: Untaken) -> AsyncIterator[httpx.AsyncClient]:
+async def telling(
+    bound: Untaken, answer: Answer = tell, certificate: Certificate | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """A server whose answers are large."""
     room, timers = BodyRoom(2**20, 2**20, 30.0), Timers()
     listener = bind("127.0.0.1", 0, timers)
-    server = HttpServer(Posted(tell, room), listener, bounds_of(2**20, 30.0), untaken=bound)
+    bounds = bounds_of(2**20, 30.0)
+    server = HttpServer(Posted(answer, room), listener, bounds, certificate, bound)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())
         url = f"http://127.0.0.1:{server.port}"
@@ -85,6 +95,40 @@ async def test_clients_that_read_nothing_hold_a_bounded_sum_and_no_reader_is_cut
             assert all(cut.since_s >= 0.3 for cut in cuts), "nobody who was not slow"
             assert all(cut.client.startswith("127.0.0.1:") and cut.request_id for cut in cuts)
         await eventually(lambda: bound.num_bytes == 0, "what nobody waits for is still counted")
+
+
+async def test_what_tls_keeps_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is less than uvloop's TLS would keep before it says that it is much."""
+    monkeypatch.setattr(untaken, "SLOW_S", 0.1)
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    chain.write_bytes(issued.cert_chain_pems[0].bytes())
+    key.write_bytes(issued.private_key_pem.bytes())
+    cuts: list[Cut] = []
+    bound = Untaken(asyncio.get_running_loop().time, 2**22, cuts.append)
+    most = 0
+    async with telling(bound, tell_less, Certificate("tls", chain, key)) as client:
+        with ExitStack() as held:
+            for _ in range(30):
+                held.enter_context(await asyncio.to_thread(asking_by_tls, client))
+                await asyncio.sleep(0.02)
+                most = max(most, bound.num_bytes)
+            assert len(cuts) >= 15
+            assert 2**19 < most <= 2**22
+        await eventually(lambda: bound.num_bytes == 0, "what nobody waits for is still counted")
+
+
+def asking_by_tls(client: httpx.AsyncClient) -> ssl.SSLSocket:
+    """What is answered is not read."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(20)
+    made.connect((client.base_url.host, client.base_url.port))
+    asking = context.wrap_socket(made)
+    asking.sendall(raw_request({}))
+    return asking
 
 
 async def test_who_reads_slowly_but_on_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

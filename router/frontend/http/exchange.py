@@ -77,6 +77,11 @@ class Connection(Protocol):
         ...
 
     @property
+    def at_once_bytes(self) -> int:
+        """Of a body are written before the connection says whether it has taken them."""
+        ...
+
+    @property
     def takes_more(self) -> bool:
         """Whether the client is there and is not behind, in the middle of such a body."""
         ...
@@ -396,9 +401,17 @@ class Exchange:
         self._sent = sent  # not before: one who gives up waiting has sent nothing
 
     async def _write(self, body: bytes, *, more_body: bool) -> None:
-        await self._send_body({"type": "http.response.body", "body": body, "more_body": more_body})
+        most = _PIECE_BYTES if self._connection is None else self._connection.at_once_bytes
+        begin = 0
+        while len(body) - begin > most:
+            await self._write_part(body[begin : begin + most], more_body=True)
+            begin += most
+        await self._write_part(body[begin:], more_body=more_body)
         if not more_body:
             self._sent = _Sent.ALL
+
+    async def _write_part(self, part: bytes, *, more_body: bool) -> None:
+        await self._send_body({"type": "http.response.body", "body": part, "more_body": more_body})
 
 
 async def _written(content: Mapping[str, object]) -> bytearray:

@@ -13,6 +13,9 @@ from router.untaken import Untaken
 
 MAX_HEAD_BYTES: Final = 65_536
 HEAD_PATIENCE_S: Final = 30.0
+_KEPT_BYTES: Final = 65_536  # before a client is behind: uvloop's own bound without TLS
+_TLS_AT_ONCE_BYTES: Final = 32_768  # what is larger goes to TCP, which says nothing of it, as one
+_PLAIN_AT_ONCE_BYTES: Final = 262_144
 
 
 class Bounds(NamedTuple):
@@ -53,6 +56,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """See asyncio.Protocol."""
         super().connection_made(transport)
         self.taker.client = ":".join(map(str, self.client or ()))
+        if self._is_tls:  # by itself it is behind with 512 KiB beyond what is beneath TLS
+            transport.set_write_buffer_limits(high=1, low=0)
         if len(self.connections) > self._bounds.max_connections:
             transport.abort()
         else:
@@ -68,7 +73,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """See asyncio.Protocol."""
         super().pause_writing()
         self._sent(self._num_unsent)
-        self._num_unsent = self.transport.get_write_buffer_size()
+        self._num_unsent = self._num_kept
         self.taker.wait(self._num_unsent)
 
     def resume_writing(self) -> None:
@@ -161,6 +166,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     @property
+    def at_once_bytes(self) -> int:
+        """See :class:`router.frontend.http.exchange.Connection`."""
+        return _TLS_AT_ONCE_BYTES if self._is_tls else _PLAIN_AT_ONCE_BYTES
+
+    @property
     def takes_more(self) -> bool:
         """See :class:`router.frontend.http.exchange.Connection`."""
         cycle = self.cycle
@@ -176,7 +186,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def _look(self) -> None:
-        self._sent(self._num_unsent - self.transport.get_write_buffer_size())
+        self._sent(self._num_unsent - self._num_kept)
+
+    @property
+    def _num_kept(self) -> int:
+        """Bytes of a client that is behind. What is beneath TLS nobody tells; it is full."""
+        return self.transport.get_write_buffer_size() + (_KEPT_BYTES if self._is_tls else 0)
+
+    @property
+    def _is_tls(self) -> bool:
+        return self.scheme == "https"
 
     def _sent(self, num_bytes: int) -> None:
         """So many of those that wait here do so no longer."""

@@ -221,6 +221,7 @@ class Direct:
     def __init__(self, client: Behind) -> None:
         self.takes_more = True
         self.taker = Untaken(lambda: 0.0).open()
+        self.at_once_bytes = 2**20
         self._client = client
 
     def write_piece(self, piece: bytes) -> None:

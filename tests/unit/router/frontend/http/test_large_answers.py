@@ -58,6 +58,7 @@ class Client:
         self.is_there, self.was_cut = True, False
         self.takes_more = False
         self.taker = Untaken(lambda: 0.0).open()
+        self.at_once_bytes = 2**20
         self.has_taken_s = 0.0
         self._piece_s = piece_s
         self._request = [{"type": "http.request", "body": request}]

@@ -226,7 +226,7 @@ class RouterConfig(ProcessConfig):
         DEFAULT_BYTES,
         ge=2**16,
         description="Bytes of answers that wait for clients to take them, of all together. From a "
-        "quarter of it on clients lose theirs that take less than 64 KiB in five seconds, who "
+        "quarter of it on clients lose theirs that take less than 64 KiB in 15 s, who "
         "holds most for longest first; beyond it others too. Single messages over gRPC have as "
         "much of their own, beyond which requests for one are refused.",
     )

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 DEFAULT_BYTES: Final = 2**30
-SLOW_S: Final = 5.0
+SLOW_S: Final = 15.0
 PORTION_BYTES: Final = 65_536
-"""Who takes so much in ``SLOW_S``, or all that there is, is not slow: a phone's worst network."""
+"""Who takes so much in ``SLOW_S``, or all that there is, is not slow.
+
+Systems tell what a client took in lumps, of 150 KB with their usual buffers: so who reads on is
+safe with 192 KiB in that time, or 13 kB/s, a phone's worst network.
+"""
 
 _SLOW_RATIO: Final = 4  # all that may wait, to what may while somebody is slow
 _LOOK_S: Final = 0.1  # who is slow is looked for ten times a second at most

@@ -151,6 +151,28 @@ async def test_who_reads_slowly_but_on_gets_all_of_it(monkeypatch: pytest.Monkey
         await eventually(lambda: bound.num_bytes == 0, "what nobody waits for is still counted")
 
 
+async def test_who_reads_at_twice_the_safe_rate_is_not_slow_however_its_system_tells_it() -> None:
+    """Time goes by what is read, so that systems' buffers alone decide, which are as usual here."""
+    rate = 2 * 192 * 1024 / untaken.SLOW_S
+    num_read = 0
+    cuts: list[Cut] = []
+    bound = Untaken(lambda: num_read / rate, 4 * 2**20, cuts.append)
+    other = bound.open("other")
+    async with telling(bound) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as reading:
+            reading.setblocking(False)
+            reading.sendall(raw_request({}))
+            async with asyncio.timeout(20):
+                while num_read < BODY_BYTES:
+                    piece = await asyncio.get_running_loop().sock_recv(reading, 4096)
+                    assert piece, "it was cut off"
+                    num_read += len(piece)
+                    await asyncio.sleep(0.001)
+                    other.wait(1)  # somebody comes, for whom there may have to be room
+                    other.take(1)
+        assert not cuts
+
+
 def slow_one(client: httpx.AsyncClient) -> socket.socket:
     made = raw_connection(client)
     made.sendall(raw_request({}))

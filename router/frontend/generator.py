@@ -103,6 +103,7 @@ class Generator:
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             is_part = part is not None
             resolved = await self._admission.admit(request, deadline_s, is_part=is_part)
+            answer.check_taker()
             quota.reserve(resolved.num_tokens_at_most)
             build = partial(self._builder, request, resolved, answer.observer)
             session = answer.open(resolved, build, deadline_s)
@@ -312,6 +313,11 @@ class _Answer:
 
         with taker.ending_by(end):
             yield
+
+    def check_taker(self) -> None:
+        """Raise SlowClientError where it was cut off while there was no session to end."""
+        if self._taker is not None and self._taker.was_cut:
+            raise SlowClientError("too much waited for the client, of all who wait the slowest")
 
     def _cut_off(self, why: str) -> None:
         if self._session is not None:

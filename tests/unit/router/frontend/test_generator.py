@@ -31,6 +31,7 @@ from router.generation.answer import Delta, GenerationEvent, Started, Summary, T
 from router.generation.request import GenerationRequest, TextPrompt
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
+from router.untaken import Untaken
 
 MINUTE_TOKENS = 100
 TENANT = Tenant("t", Limits(tokens_per_minute=MINUTE_TOKENS))
@@ -223,6 +224,35 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     with pytest.raises(SlowClientError):
         await anext(events)
     assert (observer.outcomes, session.was_closed) == (["CLIENT_TOO_SLOW"], True)
+
+
+async def test_a_client_that_is_cut_off_while_its_next_request_is_admitted_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a connection that is kept: nobody is asked for what nobody would count."""
+    untaken, observer = Untaken(lambda: 0.0, 2**20), Observer()
+    taker, other = untaken.open("kept"), untaken.open("other")
+    taker.wait(600_000)  # the end of the answer before it
+
+    @contextmanager
+    def hold(num_bytes: int) -> Iterator[None]:
+        yield
+
+    async def admit(*_: object, **__: object) -> object:
+        other.wait(600_000)
+        await asyncio.sleep(0)
+        return SimpleNamespace(num_tokens_at_most=1)
+
+    admission: Any = SimpleNamespace(hold=hold, admit=admit)
+    nothing: Any = None
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    generator = Generator(admission, quotas, SERVICES, nothing, untaken)
+    monkeypatch.setattr(generator, "_observe", lambda *_, **__: observer)
+    monkeypatch.setattr(_Answer, "open", lambda *_: pytest.fail("workers were asked"))
+    with pytest.raises(SlowClientError):
+        await anext(generator.generate(REQUEST, taker=taker))
+    assert (taker.was_cut, other.was_cut) == (True, False)
+    assert observer.outcomes == ["CLIENT_TOO_SLOW"]
 
 
 @pytest.mark.parametrize("num_best", [1, 3])

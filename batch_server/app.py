@@ -31,10 +31,12 @@ from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.own_names import by_own_names
 from router.frontend.http.server import HttpServer, bind, bounds_of
+from router.untaken import Cut, Untaken
 
 logger = logging.getLogger(__name__)
 
 _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
+_MAX_UNTAKEN_BYTES = 128 * 2**20  # files go out in pieces: few wait, and lists of batches
 _MAX_CALLS = 256
 _MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
 _UNBOUNDED_S = 2_000_000.0  # gRPC counts ms: there is no other server that a client could go to
@@ -85,6 +87,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             by_own_names(app, host.host, callers),
             bind(host.host, config.http_port, config.timers),
             bounds_of(config.max_file_bytes, config.upload_s),
+            Untaken(asyncio.get_running_loop().time, _MAX_UNTAKEN_BYTES, _on_cut),
             edge.certificate,
         )
         logger.info("HTTP API", extra={"address": host.reachable(http.port)})
@@ -132,6 +135,10 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
         certificate=config.public_tls.read(),
         gate=None if isinstance(callers, Anybody) else gate,
     )
+
+
+def _on_cut(cut: Cut) -> None:
+    logger.warning("a client was cut off: too much waited for all to take it", extra=cut._asdict())
 
 
 def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:

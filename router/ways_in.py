@@ -81,7 +81,7 @@ def open_http(
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
     app = make_app(admission, generator, prompts, service, room, callers)
     app = by_own_names(app, host.host, callers)
-    server = HttpServer(Leaving(app, is_serving), bound, bounds, certificate, untaken)
+    server = HttpServer(Leaving(app, is_serving), bound, bounds, untaken, certificate)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server
 

@@ -55,10 +55,10 @@ class Generator:
         quotas: Quotas,
         services: Services,
         telemetry: Telemetry,
-        untaken: Untaken | None = None,
+        untaken: Untaken,
     ) -> None:
-        """``untaken`` bounds what waits for clients; None: one of its own does."""
-        self._untaken = untaken or Untaken(time.monotonic)
+        """``untaken`` bounds what waits for clients."""
+        self._untaken = untaken
         self._admission = admission
         self._quotas = quotas
         self._services = services

@@ -61,7 +61,7 @@ async def telling(
     room, timers = BodyRoom(2**20, 2**20, 30.0), Timers()
     listener = bind("127.0.0.1", 0, timers)
     bounds = bounds_of(2**20, 30.0)
-    server = HttpServer(Posted(answer, room), listener, bounds, certificate, bound)
+    server = HttpServer(Posted(answer, room), listener, bounds, bound, certificate)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())
         url = f"http://127.0.0.1:{server.port}"

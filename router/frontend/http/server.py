@@ -6,7 +6,6 @@ import functools
 import math
 import resource
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -103,14 +102,13 @@ class HttpServer:
         app: ASGIApp,
         bound: socket.socket,
         bounds: Bounds,
+        untaken: Untaken,
         certificate: Certificate | None = None,
-        untaken: Untaken | None = None,
     ) -> None:
         """With a ``certificate`` clients speak TLS; its files may change.
 
-        ``untaken`` bounds what waits for clients; None: one of its own does.
+        ``untaken`` bounds what waits for clients.
         """
-        untaken = untaken or Untaken(time.monotonic)
         self._socket = bound
         self._certificate = certificate
         self._stopping = asyncio.Event()

@@ -8,6 +8,7 @@ gRPC as commands that the node knows. What has no such place is dropped. All els
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from diptych.rpc.identity import Certificate
 from diptych.timers import Timers
 from router.frontend.http.server import HttpServer, bind, bounds_of
+from router.untaken import Untaken
 
 VERSION = "v1.29.0"
 """What it says it is: the oldest that the chart may be installed into."""
@@ -111,7 +113,8 @@ async def newer_api(url: str, folder: Path) -> AsyncIterator[str]:
     app = Starlette(routes=[Route("/{path:path}", api.answer, methods=_METHODS)])
     bounds = bounds_of(_MAX_BODY_BYTES, timers.client_write_s)
     certificate = Certificate("newer-api", chain, key)
-    server = HttpServer(app, bind("127.0.0.1", _PORT, timers), bounds, certificate)
+    untaken = Untaken(time.monotonic)
+    server = HttpServer(app, bind("127.0.0.1", _PORT, timers), bounds, untaken, certificate)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())
         try:

@@ -116,7 +116,7 @@ def test_who_is_not_let_in_is_counted_and_not_traced() -> None:
     trace = Tracing("test", exporter=exporter)
     telemetry = Telemetry(make_metrics(registry), trace, ToldWorkers(), "m", None)
     nothing: Any = None
-    generator = Generator(nothing, nothing, nothing, telemetry)
+    generator = Generator(nothing, nothing, nothing, telemetry, nothing)
     asked = (("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),)
     for reason in ("INVALID_API_KEY", "REQUEST_INVALID"):
         generator.refused(reason, asked)

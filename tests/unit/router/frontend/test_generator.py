@@ -210,9 +210,8 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     monkeypatch.setattr(_Answer, "open", open_)
     admission: Any = SimpleNamespace(hold=hold, admit=admit, model=SimpleNamespace(name="m"))
     nothing: Any = None
-    generator = Generator(
-        admission, Quotas(Limits(), lambda: 0.0, lambda what: None), SERVICES, nothing
-    )
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    generator = Generator(admission, quotas, SERVICES, nothing, Untaken(lambda: 0.0))
     observe: Callable[..., object] = lambda *_, **__: observer  # noqa: E731
     monkeypatch.setattr(generator, "_observe", observe)
     events = generator.generate(REQUEST, is_whole=is_whole)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-DEFAULT_BYTES: Final = 2**30
+DEFAULT_BYTES: Final = 2**29
 SLOW_S: Final = 15.0
 PORTION_BYTES: Final = 65_536
 """Who takes so much in ``SLOW_S``, or all that there is, is not slow.

@@ -27,7 +27,7 @@ from router.untaken import Cut, Untaken
 from tests import metrics
 from tests.call import token_request
 from tests.integration import fake_workers
-from tests.integration.router_rig import PATIENT, PROMPT, eventually, running, serving
+from tests.integration.router_rig import PATIENT, PROMPT, eventually, serving
 from tests.integration.test_http_endings import (
     FOR_EVER,
     body_of,
@@ -214,11 +214,11 @@ async def counted(client: httpx.AsyncClient, name: str) -> float:
 
 
 async def test_a_stream_over_grpc_that_is_not_read_ends_where_too_much_waits(
-    wide_model: Path,
+    wide_model: Path, tmp_path: Path
 ) -> None:
     few: dict[str, Any] = {"max_untaken_bytes": 200_000, "client_buffer_messages": 10**6}
     async with (
-        running(wide_model, 1, 1, timers=PATIENT, **few) as cluster,
+        serving(wide_model, tmp_path, PATIENT, **few) as (cluster, client),
         grpc.aio.insecure_channel(cluster.address, options=SMALL_WINDOW) as channel,
     ):
         behaviour = cluster.decode[0].behaviour
@@ -233,6 +233,8 @@ async def test_a_stream_over_grpc_that_is_not_read_ends_where_too_much_waits(
         error = from_rpc_error(caught.value)
         assert isinstance(error, SlowClientError)
         assert "bytes waited for the client" in error.message
+        assert await outcome(client, "CLIENT_TOO_SLOW") == 1
+        assert await counted(client, 'diptych_router_untaken_bytes{bound="cut"}') == 0
 
 
 async def test_single_messages_over_grpc_that_are_not_read_leave_others_room(
@@ -265,6 +267,8 @@ async def test_single_messages_over_grpc_that_are_not_read_leave_others_room(
         async with asyncio.timeout(20):
             while await refusal_of(stub, asked) is not None:
                 await asyncio.sleep(0.05)
+            while await counted(client, 'diptych_router_untaken_bytes{bound="refuse"}'):
+                await asyncio.sleep(0.05)  # the last call's end comes after its answer
 
 
 async def refusal_of(

@@ -1,5 +1,6 @@
 """The spans of one request at its router: the request, its stages, its attempts."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,6 +73,7 @@ class RequestTrace:
         self._expected: set[Stage] = set()
         self._attempt: _Attempt | None = None
         self._num_attempts = 0
+        self._first_s = math.inf  # when the first of them began
         self._asked: set[WorkerId] = set()
         self._choice: Attributes = {}  # why the workers that are asked next were chosen
 
@@ -149,9 +151,13 @@ class RequestTrace:
             self._trace.decide(hold, keep=keep)
             self._tell_workers(keep=keep)
         self._write_attempt(error)
+        unfinished = None if error is None else UNFINISHED
         if moments is not None:
-            is_whole = outcome == "ok"
-            self._write_stages(moments, None if error is None else UNFINISHED, is_whole=is_whole)
+            self._write_stages(moments, unfinished, is_whole=outcome == "ok")
+        else:  # of prompts alone, which nobody times one by one
+            now = time.monotonic()
+            for stage in self._expected:
+                self._write_stage(stage, min(self._first_s, now), now, unfinished)
         self._trace.end(self._span, attributes={attributes.OUTCOME: outcome}, error=error)
 
     @property
@@ -172,6 +178,7 @@ class RequestTrace:
         links: tuple[Link, ...],
     ) -> _Attempt:
         self._num_attempts += 1
+        self._first_s = min(self._first_s, time.monotonic())
         self.expect(stage)
         context = self._trace.plan(self.stage(stage), Stage.ATTEMPT)
         now = time.monotonic()

@@ -2,7 +2,6 @@
 
 import http
 import logging
-import uuid
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,7 +16,7 @@ from diptych.errors import DiptychError, InvalidApiKeyError
 from router.frontend.callers.callers import Callers
 from router.frontend.http.authenticated import Authenticated
 from router.frontend.http.errors import RefusedError, answer_to, bug
-from router.frontend.http.exchange import BodyRoom, Exchange
+from router.frontend.http.exchange import REQUEST_ID, BodyRoom, Exchange
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
 from router.frontend.http.service import refusal
@@ -84,6 +83,6 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _crashed(request: Request, error: Exception) -> Response:
-    request_id = uuid.uuid4().hex
+    request_id: str = request.scope[REQUEST_ID]
     logger.error("response crashed", exc_info=error, extra={"request": request_id})
     return refusal(bug(request_id))

@@ -16,6 +16,7 @@ from batch_server.runner.sending_order import SendingKey
 from diptych.request_class import RequestClass
 
 _MAX_ID_CHARACTERS: Final = 512
+_MAX_TOLD: Final = 200  # characters of what is wrong with a line, and of where
 _SEED_BITS: Final = 53  # that any JSON reader keeps
 _NO_SEEDS: Final = (None, -1)  # as a router takes them
 _PROMPTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {  # as they follow one another
@@ -42,6 +43,7 @@ class WrongLineError(Exception):
     """What is wrong with a line."""
 
     def __init__(self, raw: RawLine, code: str, param: str | None, message: str) -> None:
+        param, message = None if param is None else _cut(param), _cut(message)
         where = f"line {raw.number}" if param is None else f"line {raw.number}: {param}"
         self.error = LineError(code, f"{where}: {message}", param, raw.number)
         super().__init__(self.error.message)
@@ -121,6 +123,11 @@ class LineMaker:
         data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
         request_id = f"batch-{secrets.token_hex(12)}"
         return Line(checked.number, rank, checked.custom_id, request_id, data)
+
+
+def _cut(text: str) -> str:
+    """What is told: parsers repeat names of a line whole, and errors are kept with their batch."""
+    return text if len(text) <= _MAX_TOLD else text[: _MAX_TOLD - 1] + "…"
 
 
 def _salt(tenant: str, salt: str) -> str:

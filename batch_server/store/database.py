@@ -47,7 +47,10 @@ _PG_SETTINGS: Final = (
 )
 _RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
 _PG_DISK_FULL: Final = "53100"
-_PG_AWAY: Final = ("08", "57P")  # how states begin: no connection, or its server ends
+# How states begin: no connection, its server ends, or it may not be written to, as one that another
+# has taken over from.
+_PG_AWAY: Final = ("08", "57P", "25006")
+_SQLITE_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # or a quota is used up
 _SQLITE_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # by somebody else
 _BUSY_MS: Final = 5000
 _CLOSE_S: Final = 10.0
@@ -82,6 +85,7 @@ class Database:
             self._engine: Final[Engine] = create_engine(
                 self._url,
                 poolclass=StaticPool,
+                hide_parameters=True,  # what clients wrote goes into no log
                 connect_args={} if self._is_sqlite else _lively(self._url),
             )
         except ModuleNotFoundError as error:
@@ -216,7 +220,7 @@ def _read_url(given: str) -> URL:
 
 def _is_full(error: DBAPIError) -> bool:
     """Whether it says that there is no room on its disk, whichever database it is of."""
-    if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    if getattr(error.orig, "sqlite_errorcode", None) in _SQLITE_NO_ROOM:
         return True
     return getattr(error.orig, "sqlstate", None) == _PG_DISK_FULL
 

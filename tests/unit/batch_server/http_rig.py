@@ -42,8 +42,12 @@ async def asked(
     callers: Callers | None = None,
     bounds: UploadBounds = BOUNDS,
     runner: Runner | None = None,
+    *,
+    raises: bool = True,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application; batches go on where ``runner`` does.
+
+    ``raises``: what crashes there does so here.
 
     Each request comes a second later.
     """
@@ -54,7 +58,7 @@ async def asked(
 
     runner = runner or Runner(rig.needs)
     app = app_of(rig, callers or Anybody(), bounds, runner, clock)
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         yield client
 

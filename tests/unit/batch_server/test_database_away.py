@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from batch_server.store import database
@@ -43,7 +43,7 @@ class PostgresError(Exception):
         self.sqlstate = sqlstate
 
 
-@pytest.mark.parametrize("sqlstate", ["08006", "57P01", None])
+@pytest.mark.parametrize("sqlstate", ["08006", "57P01", "25006", None])
 async def test_postgresql_that_is_restarted(tmp_path: Path, sqlstate: str | None) -> None:
     async with Database(f"sqlite:///{tmp_path / 'batch.sqlite'}") as there:
 
@@ -66,3 +66,15 @@ async def test_what_does_not_pass_by_itself_is_no_such_error(tmp_path: Path) -> 
         for each in (fail, fail_of_postgresql):
             with pytest.raises(DBAPIError):
                 await there.call(each)
+
+
+async def test_an_error_repeats_nothing_that_clients_wrote(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path / 'batch.sqlite'}") as there:
+
+        def fail(connection: Connection) -> None:
+            connection.execute(text("SELECT :secret FROM nowhere"), {"secret": "my prompt"})
+
+        with pytest.raises(DBAPIError) as caught:
+            await there.call(fail)
+    assert "nowhere" in str(caught.value)
+    assert "my prompt" not in str(caught.value)

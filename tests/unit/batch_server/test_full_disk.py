@@ -74,6 +74,18 @@ async def test_a_full_database(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert not any(record.exc_info for record in caplog.records), "no traceback"
 
 
+async def test_a_database_whose_quota_is_used_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file may not grow, which SQLite calls an error of writing."""
+    async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS) as client:
+        files = {"file": ("in.jsonl", b"x" * 2_000_000)}
+        with largest_file(600_000):
+            answer = await client.post("/v1/files", files=files, data={"purpose": "batch"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "disk_full")
+    assert not any(record.exc_info for record in caplog.records), "no traceback"
+
+
 async def test_a_batch_that_there_is_no_room_for(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS) as client:
         file_id = await upload(client)

@@ -313,6 +313,22 @@ async def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
     assert b"k1" not in stored(tmp_path), "keys are kept nowhere"
 
 
+async def test_what_crashes_is_found_by_the_id_that_its_client_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash(*_: object) -> None:
+        raise RuntimeError("of ours")
+
+    async with opened(tmp_path) as rig:
+        monkeypatch.setattr(rig.batches, "find", crash)
+        async with asked(rig, raises=False) as client:
+            answer = await client.get("/v1/batches/batch_1", headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert "request mine" in answer.json()["error"]["message"]
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert record.__dict__["request"] == "mine"
+
+
 async def test_other_paths_and_bodies(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig, asked(rig) as client:
         assert error_of(await client.get("/v1/nothing"))[:2] == (404, "not_found")

@@ -311,6 +311,7 @@ async def test_lines_with_a_common_beginning_go_together(tmp_path: Path) -> None
 WRONG: dict[str, tuple[bytes, str, str | None]] = {
     "json": (b"{nope\n", "invalid_json_line", None),
     "twice": (b'{"custom_id": "z", "custom_id": "y"}\n', "invalid_json_line", None),
+    "long name": (b'{"%b": 1, "%b": 2}\n' % (2 * (b"x" * 900,)), "invalid_json_line", None),
     "object": (b"[1]\n", "invalid_json_line", None),
     "too large": (
         line("z", "x", temperature=5).replace(b": 5", b": 1e999"),
@@ -353,6 +354,7 @@ async def test_one_wrong_line_fails_the_batch_before_any_work(tmp_path: Path, na
     (error,) = batch.errors
     assert (error.code, error.param, error.line) == (code, param, 3)
     assert error.message.startswith("line 3: ")
+    assert len(error.message) < 250
     assert routers.asked == []
 
 

@@ -136,6 +136,19 @@ def test_a_retry_is_another_attempt_linked_to_the_one_that_failed(traced: Traced
     assert (event.name, event.attributes) == ("retry", RETRY)
 
 
+@pytest.mark.parametrize("error", ["STEP_FAILED", None])
+def test_attempts_of_prompts_alone_have_their_stage_too(traced: Traced, error: str | None) -> None:
+    """Nobody times those one by one."""
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
+    traced.trace.end(None, error or "ok", error)
+    parents, spans = traced.parents(), traced.spans()
+    assert parents["diptych.attempt 1"] == Stage.PREFILL.span_name
+    assert parents[Stage.PREFILL.span_name] == "chat m"
+    stage, attempt = spans[Stage.PREFILL.span_name], spans["diptych.attempt 1"]
+    assert (stage.start_time or 0) <= (attempt.start_time or 0)
+    assert stage.status.description == (None if error is None else UNFINISHED)
+
+
 @pytest.mark.parametrize("num_passed", range(5))
 @pytest.mark.parametrize("error", ["STEP_FAILED", None])
 def test_wherever_it_breaks_off_each_span_has_its_parent(

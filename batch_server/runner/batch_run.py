@@ -119,11 +119,12 @@ class BatchRun:
 
     async def _answer_lines(self, batch: Batch) -> None:
         left_s = batch.expires_s - self._needs.clock()
-        try:
-            async with asyncio.timeout(left_s):
-                await self._until_cancelled(self._send_all(batch))
-        except TimeoutError:
-            logger.info("batch expired", extra={"batch": batch.batch_id})
+        async with asyncio.TaskGroup() as storing:  # what came in time, however long that takes
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._until_cancelled(self._send_all(batch, storing))
+            except TimeoutError:
+                logger.info("batch expired", extra={"batch": batch.batch_id})
         await self._needs.batches.move(batch.batch_id, BatchEvent.CLOSE, self._needs.clock())
 
     async def _until_cancelled(self, work: Coroutine[None, None, None]) -> None:
@@ -143,21 +144,25 @@ class BatchRun:
             if batch is None or batch.status is BatchStatus.CANCELLING:
                 return
 
-    async def _send_all(self, batch: Batch) -> None:
+    async def _send_all(self, batch: Batch, storing: asyncio.TaskGroup) -> None:
         waiting = _Waiting(self._needs.batches, batch.batch_id)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self._needs.max_concurrent, batch.num_lines)):
-                tasks.create_task(self._send_some(batch, waiting), name="batch-line")
+                tasks.create_task(self._send_some(batch, waiting, storing), name="batch-line")
 
-    async def _send_some(self, batch: Batch, waiting: "_Waiting") -> None:
+    async def _send_some(
+        self, batch: Batch, waiting: "_Waiting", storing: asyncio.TaskGroup
+    ) -> None:
+        """Answer lines while there are some. Who is cancelled leaves an answer to ``storing``."""
         batches, sender = self._needs.batches, self._needs.sender
         owner = LineOwner(batch.tenant, batch.batch_id)
         while (line := await self._patiently(waiting.take)) is not None:
             body = partial(batches.body, batch.batch_id, line.number)
             read_body = partial(self._patiently, body)
             answer = await sender.answer(owner, batch.endpoint, line.request_id, read_body)
-            results = [result_of(line, answer)]
-            await self._patiently(partial(batches.add_results, batch.batch_id, results))
+            store = partial(batches.add_results, batch.batch_id, [result_of(line, answer)])
+            stored = storing.create_task(self._patiently(store), name="batch-result")
+            await asyncio.shield(stored)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the database again and again, for some minutes.

@@ -138,6 +138,43 @@ async def test_what_cannot_be_read_for_a_while_breaks_off_no_line(
     assert len(routers.asked) == 8
 
 
+@pytest.mark.parametrize("end", ["window", "cancel"])
+async def test_what_was_answered_in_time_is_stored_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The window ends, or its owner wants no more, while the database is away."""
+    add_results, failures, run_s = BatchStore.add_results, ["it is locked"] * 5, 3600.0
+    timeout, windows = asyncio.timeout, list[asyncio.Timeout]()
+
+    def kept(delay: float | None) -> asyncio.Timeout:
+        made = timeout(delay)
+        if delay == run_s:
+            windows.append(made)
+        return made
+
+    async def failing(self: BatchStore, *args: Any, **options: Any) -> None:
+        if len(failures) == 5 and end == "window":
+            windows[0].reschedule(asyncio.get_running_loop().time())
+        elif len(failures) == 5:
+            await self.cancel("", BATCH, NOW_S)
+            rig.one.look()
+        if failures:
+            await asyncio.sleep(0.05)
+            raise OSError(failures.pop())
+        await add_results(self, *args, **options)
+
+    monkeypatch.setattr(asyncio, "timeout", kept)
+    monkeypatch.setattr(BatchStore, "add_results", failing)
+    async with opened(tmp_path, max_concurrent=1) as rig:
+        await rig.add_input(line("a", "one"))
+        await rig.add_batch(expires_s=NOW_S + run_s)
+        batch = await rig.run()
+        output = await rig.content(batch.output_file_id)
+    ended = BatchStatus.COMPLETED if end == "window" else BatchStatus.CANCELLED
+    assert (batch.status, batch.num_completed, batch.num_failed) == (ended, 1, 0)
+    assert [each["custom_id"] for each in output] == ["a"]
+
+
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_a_runner_that_is_told_to_end_while_something_breaks_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_turns: int

@@ -19,9 +19,10 @@ from batch_server.runner.pace import Pace
 from batch_server.runner.runner import Runner
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
-from batch_server.store.batches import BatchStore, TenantBounds
+from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
+from batch_server.store.tenant_room import TenantBounds
 from diptych.process import Ready, settle
 from diptych.rpc.server import Metadata, PublicEdge
 from diptych.service_host import ServiceHost

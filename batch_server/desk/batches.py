@@ -14,8 +14,9 @@ from batch_server.desk.tenant_places import TenantPlaces
 from batch_server.records import ENDPOINTS, Batch, Endpoint, new_id
 from batch_server.runner.runner import Runner
 from batch_server.status import ENDED, BatchStatus
-from batch_server.store.batches import BatchStore, NotAdded, TenantBounds
+from batch_server.store.batches import BatchStore
 from batch_server.store.files import FileStore
+from batch_server.store.tenant_room import NotAdded, TenantBounds
 from diptych.errors import (
     RETRY_LATER_S,
     BatchNotOpenError,
@@ -171,6 +172,10 @@ def _error_of(refusal: NotAdded, bounds: TenantBounds) -> QueueFullError | Stora
     if refusal is NotAdded.OPEN:
         reason = f"{bounds.max_open} batches have not ended yet"
         return QueueFullError(reason, retry_after_s=_MANY_S)
+    if refusal is NotAdded.RECORDS:
+        reason = f"all batches themselves would have more than {bounds.max_record_bytes} bytes"
+        advice = "delete results of some, then the oldest of these go"
+        return StorageFullError(f"{reason}: {advice}", field="metadata")
     reason = f"all files and open batches would have more than {bounds.max_bytes} bytes"
     return StorageFullError(f"{reason}: delete some files", field="input_file_id")
 

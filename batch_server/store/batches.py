@@ -1,9 +1,8 @@
 """Batches in the database: their state, their lines, and of each line one result at most."""
 
-import enum
 import json
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from sqlalchemy import (
     Connection,
@@ -19,34 +18,20 @@ from sqlalchemy import (
 from batch_server.records import Batch, Line, LineError, LineResult, StoredFile, new_id
 from batch_server.status import BATCH_TRANSITIONS, ENDED, BatchEvent, BatchStatus
 from batch_server.store.database import Database
-from batch_server.store.files import num_bytes_of, values_of
+from batch_server.store.files import values_of
 from batch_server.store.tables import BATCHES, FILES, LINES, RESULTS
+from batch_server.store.tenant_room import NotAdded, TenantBounds, make_room
 
 _OUTPUT_PURPOSE: Final = "batch_output"
 _MOVED_IN: Final = tuple(each for each in BatchStatus if each is not BatchStatus.VALIDATING)
-
-
-class TenantBounds(NamedTuple):
-    """Of what one tenant may have when it makes a batch."""
-
-    max_open: int
-    """Batches that have not ended."""
-    max_bytes: int
-    """Of its files, and of the requests of its batches that have not ended."""
-
-
-class NotAdded(enum.Enum):
-    """What its tenant has too many of."""
-
-    OPEN = enum.auto()
-    BYTES = enum.auto()
 
 
 class BatchStore:
     """Batches of all tenants; none is seen by another. See :class:`Database` for calls.
 
     Invariants: a batch moves as BATCH_TRANSITIONS says; its counts are those of its results;
-    of a line there is one result, the first.
+    of a line there is one result, the first. Those that have ended may go for new ones of their
+    tenant, see :func:`make_room`.
     """
 
     def __init__(self, database: Database) -> None:
@@ -117,11 +102,10 @@ class BatchStore:
 
 
 def _add(connection: Connection, batch: Batch, bounds: TenantBounds) -> NotAdded | None:
-    if _num_open_of(connection, batch.tenant) >= bounds.max_open:
-        return NotAdded.OPEN
-    copied = _num_input_bytes(connection, batch.tenant) + _size_of(connection, batch.input_file_id)
-    if num_bytes_of(connection, batch.tenant) + copied > bounds.max_bytes:
-        return NotAdded.BYTES
+    metadata = None if batch.metadata is None else json.dumps(dict(batch.metadata))
+    refusal = make_room(connection, batch, len(metadata or ""), bounds)
+    if refusal is not None:
+        return refusal
     connection.execute(
         insert(BATCHES).values(
             batch_id=batch.batch_id,
@@ -132,7 +116,7 @@ def _add(connection: Connection, batch: Batch, bounds: TenantBounds) -> NotAdded
             status=batch.status,
             created_s=batch.created_s,
             expires_s=batch.expires_s,
-            metadata=None if batch.metadata is None else json.dumps(dict(batch.metadata)),
+            metadata=metadata,
             num_lines=0,
             num_completed=0,
             num_failed=0,
@@ -158,28 +142,6 @@ def _page(connection: Connection, tenant: str, after: str | None, limit: int) ->
 def _open_ids(connection: Connection) -> Sequence[str]:
     found = select(BATCHES.c.batch_id).where(BATCHES.c.status.not_in(ENDED))
     return list(connection.execute(found.order_by(BATCHES.c.batch_id)).scalars())
-
-
-def _num_open_of(connection: Connection, tenant: str) -> int:
-    found = select(func.count()).where(BATCHES.c.tenant == tenant, BATCHES.c.status.not_in(ENDED))
-    return int(connection.execute(found).scalar_one())
-
-
-def _num_input_bytes(connection: Connection, tenant: str) -> int:
-    """Of the files of its batches that have not ended: their lines are kept beside them."""
-    found = (
-        select(func.coalesce(func.sum(FILES.c.num_bytes), 0))
-        .select_from(BATCHES)
-        .join(FILES, FILES.c.file_id == BATCHES.c.input_file_id)
-        .where(BATCHES.c.tenant == tenant, BATCHES.c.status.not_in(ENDED))
-    )
-    return int(connection.execute(found).scalar_one())
-
-
-def _size_of(connection: Connection, file_id: str) -> int:
-    """In bytes; 0 where it is gone, which its batch will find."""
-    found = select(FILES.c.num_bytes).where(FILES.c.file_id == file_id)
-    return int(connection.execute(found).scalar_one_or_none() or 0)
 
 
 def _move(

@@ -23,8 +23,8 @@ from batch_server.http.routes import make_app
 from batch_server.rpc.servicer import BatchesServicer
 from batch_server.runner.input_file import InputBounds
 from batch_server.runner.runner import Runner
-from batch_server.store.batches import TenantBounds
 from batch_server.store.tables import CHUNKS, FILES
+from batch_server.store.tenant_room import TenantBounds
 from diptych.client import BatchClient, BatchState
 from diptych.errors import (
     DiptychError,

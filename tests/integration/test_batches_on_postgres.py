@@ -1,6 +1,7 @@
 """A batch server's work on PostgreSQL, and what becomes of it when that is out of reach."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, create_engine, text
 
+from batch_server.records import LineError
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store import database
 from batch_server.store.database import Database
+from batch_server.store.tenant_room import NotAdded, TenantBounds
 from diptych.errors import ConfigurationError, DatabaseAwayError
 from tests import postgres
 from tests.unit.batch_server.rig import NOW_S, Death, FakeRouters, KilledError, line, opened, texts
@@ -63,6 +66,20 @@ async def test_killed_anywhere_it_loses_and_repeats_nothing(tmp_path: Path, url:
     assert (batch.status, batch.num_completed) == (BatchStatus.COMPLETED, 4)
     assert len(texts(lines)) == 4
     assert len(set(answered)) <= 4, "each line is sent with the seed that it once got"
+
+
+async def test_batches_that_have_failed_make_way(tmp_path: Path, url: str) -> None:
+    bounds = TenantBounds(9, 10**9, max_record_bytes=1500)  # of one
+    async with opened(tmp_path, url=url) as rig:
+        await rig.add_batch("first")
+        made = await rig.batches.get("first")
+        assert made is not None
+        second = dataclasses.replace(made, batch_id="second")
+        assert await rig.batches.add(second, bounds) is NotAdded.RECORDS
+        await rig.batches.refuse("first", [LineError("wrong", "x")], NOW_S)
+        assert await rig.batches.add(second, bounds) is None
+        left = await rig.batches.page("", None, 9)
+    assert [batch.batch_id for batch in left] == ["second"]
 
 
 async def test_a_second_server_is_refused_until_the_first_has_ended(url: str) -> None:

@@ -14,7 +14,7 @@ from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
 from batch_server.http.files import FileAnswers
 from batch_server.http.routes import make_app
 from batch_server.runner.runner import Runner
-from batch_server.store.batches import TenantBounds
+from batch_server.store.tenant_room import TenantBounds
 from router.frontend.callers.callers import Anybody, Callers
 from router.frontend.http.exchange import BodyRoom
 from tests.unit.batch_server.rig import CHAT, Rig, line

@@ -22,9 +22,10 @@ from batch_server.runner.pace import Pace
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
 from batch_server.status import BatchStatus
-from batch_server.store.batches import BatchStore, TenantBounds
+from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
+from batch_server.store.tenant_room import TenantBounds
 
 P = ParamSpec("P")
 T = TypeVar("T")

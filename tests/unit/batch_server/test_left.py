@@ -18,8 +18,9 @@ from batch_server.records import StoredFile
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store import database
-from batch_server.store.batches import BatchStore, TenantBounds
+from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
+from batch_server.store.tenant_room import TenantBounds
 from diptych.errors import DatabaseAwayError, NotFoundError
 from diptych.process import StuckThreadError
 from tests.unit.batch_server.rig import BATCH, NOW_S, FakeRouters, Rig, held_up, line, opened

@@ -2,13 +2,14 @@
 
 import asyncio
 import fcntl
-import functools
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
@@ -126,7 +127,7 @@ class Database:
         Raises DiskFullError, DatabaseAwayError.
         """
         try:
-            return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
+            return await self._on_thread(partial(self._transact, work, *args, **kwargs))
         except ConfigurationError:  # the connection had broken, and with it the lock
             self._is_lost.set()
             raise
@@ -158,7 +159,8 @@ class Database:
             raise DiskFullError(reason) from None
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        asked = partial(copy_context().run, work)  # what is logged names the request
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, asked))
 
     def _open(self) -> None:
         try:

@@ -6,14 +6,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diptych.errors import InvalidRequestError
+from diptych.telemetry import logs
 from router.frontend.http.exchange import REQUEST_ID, REQUEST_ID_HEADER, Exchange
 
 
 class Identified:
     """An ASGI application that adds an id to what another answers without one.
 
-    It is the client's own, if it sent a good one. Who answers, and who logs, finds it in the scope
-    by ``REQUEST_ID``. Event loop only.
+    It is the client's own, if it sent a good one. Who answers finds it in the scope by
+    ``REQUEST_ID``; what is logged meanwhile has it. Event loop only, a task for each request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -25,6 +26,7 @@ class Identified:
         with suppress(InvalidRequestError):  # a route that takes one refuses it itself
             exchange.take_request_id()
         scope[REQUEST_ID] = exchange.request_id
+        logs.mark(exchange.request_id)
 
         async def identify(message: Message) -> None:
             if message["type"] == "http.response.start":

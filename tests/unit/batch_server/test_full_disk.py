@@ -1,6 +1,8 @@
 """A server whose disk is full says so in a line, and keeps nothing of what it could not store."""
 
 import errno
+import json
+import logging
 import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from batch_server.desk.files import FileDesk, UploadBounds
 from batch_server.store.database import Database
 from batch_server.store.tables import BATCHES, CHUNKS, FILES
 from diptych.errors import DiskFullError
+from diptych.telemetry.logs import JSONFormatter
 from tests.unit.batch_server.http_rig import BODY, asked, upload
 from tests.unit.batch_server.rig import NOW_S, Rig, opened
 
@@ -72,6 +75,27 @@ async def test_a_full_database(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         await set_pages(database, 10_000)
         await upload(client, b"x" * 2_000_000)
     assert not any(record.exc_info for record in caplog.records), "no traceback"
+
+
+async def test_what_the_database_logs_of_a_request_has_its_id(tmp_path: Path) -> None:
+    lines: list[dict[str, str]] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JSONFormatter("batch-server").format(record)))
+
+    kept = Kept(logging.ERROR)
+    logging.getLogger("batch_server").addHandler(kept)
+    try:
+        async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS) as client:
+            await set_pages(rig.files._database, 0)
+            form = {"files": {"file": ("in.jsonl", b"x" * 90_000)}, "data": {"purpose": "batch"}}
+            await client.post("/v1/files", headers={"x-request-id": "mine"}, **form)  # type: ignore[arg-type]
+    finally:
+        logging.getLogger("batch_server").removeHandler(kept)
+    assert [(each["message"], each["request_id"]) for each in lines] == [
+        ("the disk of the database is full", "mine")
+    ]
 
 
 async def test_a_database_whose_quota_is_used_up(

@@ -94,8 +94,9 @@ class BatchServerConfig(ProcessConfig):
     max_tenant_bytes: int = Field(
         4 * 2**30,
         ge=1,
-        description="Of all files that a tenant has, results too: one with more uploads none. A "
-        "new batch needs room for its requests, and those of other open ones, once more.",
+        description="Of all files that a tenant has, results too, and 1 KiB for each: one with "
+        "more uploads none. A new batch needs room for its requests, and those of other open "
+        "ones, once more.",
     )
     max_open_batches: int = Field(
         32, ge=1, le=10_000, description="Batches of a tenant that have not ended."

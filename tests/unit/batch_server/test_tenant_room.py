@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from batch_server.desk.batches import BatchDesk
-from batch_server.records import Batch, LineError
+from batch_server.records import Batch, LineError, StoredFile
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from batch_server.store.batches import BatchStore
@@ -82,3 +82,17 @@ async def test_those_with_results_stay_until_these_are_deleted(tmp_path: Path) -
         assert await rig.files.delete("", ended.output_file_id or "")
         assert await added(rig, "c4") is None
         assert await names(rig.batches) == ["c2", "c3", "c4"]
+
+
+async def test_small_files_are_no_way_to_have_any_number_of_them(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig:
+        for number in range(4):
+            file = StoredFile(
+                file_id=f"file-{number}",
+                tenant="",
+                purpose="batch",
+                filename="in.jsonl",
+                created_s=1,
+                num_bytes=1,
+            )
+            assert await rig.files.begin(file, 3000) is (number < 3)

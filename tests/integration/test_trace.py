@@ -167,12 +167,12 @@ async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
         await traced(address, prompt(120, 112), failed)
     transfer = "prefill/attempt 1/transfer"
     wanted = {"", "queue", "prefill", "prefill/attempt 1", transfer, *LEASE}
-    await until(lambda: wanted <= collector.trace(failed).keys(), within_s=60)
+    await until(lambda: wanted <= collector.trace(failed).keys(), within_s=15)
     root = collector.trace(failed)[""]
     assert root.status.message == "KV_TRANSFER_INTERRUPTED"
     assert collector.senders(failed) == {"diptych-router", "diptych-prefill", "diptych-decode"}
     for process in cluster.processes:
-        await until(partial(holds_nothing, process), within_s=60, what="words came")
+        await until(partial(holds_nothing, process), within_s=15, what="words came")
         assert process.metric("diptych_trace_spans_forgotten") == 0
     assert all(not collector.trace(trace_id) for trace_id in quick)
 

@@ -32,7 +32,7 @@ from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.own_names import by_own_names
 from router.frontend.http.server import HttpServer, bind, bounds_of
-from router.untaken import Cut, Untaken
+from router.untaken import Untaken
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             by_own_names(app, host.host, callers),
             bind(host.host, config.http_port, config.timers),
             bounds_of(config.max_file_bytes, config.upload_s),
-            Untaken(asyncio.get_running_loop().time, _MAX_UNTAKEN_BYTES, _on_cut),
+            Untaken(asyncio.get_running_loop().time, _MAX_UNTAKEN_BYTES),
             edge.certificate,
         )
         logger.info("HTTP API", extra={"address": host.reachable(http.port)})
@@ -136,10 +136,6 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
         certificate=config.public_tls.read(),
         gate=None if isinstance(callers, Anybody) else gate,
     )
-
-
-def _on_cut(cut: Cut) -> None:
-    logger.warning("a client was cut off: too much waited for all to take it", extra=cut._asdict())
 
 
 def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:

@@ -11,8 +11,6 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 _UNFINISHED = "diptych-new-"
 _LOCK = ".owner"  # in each: locked while that is there. What has none is not ours to remove
@@ -20,7 +18,7 @@ _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OwnFolder:
-    """One folder, ``path``, from its making to ``close``; a context manager. Any one thread."""
+    """One folder, ``path``, from its making to ``close``. Any one thread."""
 
     def __init__(self, kind: str) -> None:
         """``kind`` is part of its name. Raises OSError."""
@@ -45,17 +43,6 @@ class OwnFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _remove_left(prefix: str) -> None:

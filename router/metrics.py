@@ -1,6 +1,5 @@
 """What a router counts, and what of it is read at each scrape."""
 
-import logging
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -16,8 +15,6 @@ from router.placement.guarded import Guarded
 from router.placement.types import Policy, Why
 from router.tenant_metrics import TenantMetrics
 from router.untaken import Cut
-
-logger = logging.getLogger(__name__)
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0)
 
@@ -109,9 +106,6 @@ class RouterMetrics:
     def cut_off(self, cut: Cut) -> None:
         """A client was too slow."""
         self._cut_off.inc()
-        logger.warning(
-            "a client was cut off: too much waited for all to take it", extra=cut._asdict()
-        )
 
     def engine_used(self, request_class: RequestClass, used_s: float) -> None:
         """A request of that class took so much of the engines, s."""

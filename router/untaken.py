@@ -1,12 +1,16 @@
-"""How much of answers waits for clients, and who is cut off where that is too much. Pure.
+"""How much of answers waits for clients, and who is cut off where that is too much: the log names
+each. Pure.
 
 As in a switch with a shared buffer nobody has a share of it, and who holds most for longest drops.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_BYTES: Final = 2**29
 SLOW_S: Final = 15.0
@@ -128,7 +132,7 @@ class Untaken:
         max_bytes: int = DEFAULT_BYTES,
         on_cut: Callable[[Cut], None] = lambda cut: None,
     ) -> None:
-        """``on_cut`` hears of each that is cut off, before it ends."""
+        """``on_cut`` counts each that is cut off, before it ends."""
         self.clock = clock
         self.num_bytes = 0
         self._max_bytes = max_bytes
@@ -181,4 +185,6 @@ class Untaken:
     def _cut(self, taker: Taker, now: float) -> None:
         cut = Cut(taker.client, taker.request_id, taker.num_bytes, now - taker.since_s)
         self._on_cut(cut)
+        why = "a client was cut off: too much waited for all to take it"
+        logger.warning(why, extra=cut._asdict())
         taker.cut(f"{cut.num_bytes} bytes waited for the client, of all who wait the slowest")

@@ -14,7 +14,8 @@ from diptych.errors import DatabaseAwayError, DiskFullError
 
 logger = logging.getLogger(__name__)
 
-_RECORD_BYTES: Final = 1024  # of a file, its name among them, beside what is in it
+RECORD_BYTES: Final = 1024
+"""Of a file or a batch, its name among them, beside what clients wrote and are told."""
 _RESULTS_AT_ONCE: Final = 16
 _RESULT_BYTES_AT_ONCE: Final = 2**18  # or one line, where that has more
 
@@ -158,7 +159,7 @@ def _page(
 def num_bytes_of(connection: Connection, tenant: str) -> int:
     """Of all files of a tenant, those that are not whole yet too; each takes a little more."""
     own = FILES.c.tenant == tenant
-    total = select(func.coalesce(func.sum(FILES.c.num_bytes + _RECORD_BYTES), 0)).where(own)
+    total = select(func.coalesce(func.sum(FILES.c.num_bytes + RECORD_BYTES), 0)).where(own)
     return int(connection.execute(total).scalar_one())
 
 

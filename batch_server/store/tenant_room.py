@@ -1,16 +1,14 @@
 """What one tenant may have when it makes a batch, and what goes so that there is room."""
 
 import enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, delete, exists, func, select
 
 from batch_server.records import Batch
 from batch_server.status import ENDED
-from batch_server.store.files import num_bytes_of
+from batch_server.store.files import RECORD_BYTES, num_bytes_of
 from batch_server.store.tables import BATCHES, FILES
-
-_RECORD_BYTES: Final = 1024  # of a batch, beside what clients wrote and are told
 
 
 class TenantBounds(NamedTuple):
@@ -44,7 +42,7 @@ def make_room(
     copied = _num_input_bytes(connection, batch.tenant) + _size_of(connection, batch.input_file_id)
     if num_bytes_of(connection, batch.tenant) + copied > bounds.max_bytes:
         return NotAdded.BYTES
-    num_left = bounds.max_record_bytes - num_metadata_bytes - _RECORD_BYTES
+    num_left = bounds.max_record_bytes - num_metadata_bytes - RECORD_BYTES
     is_room = _drop_oldest(connection, batch.tenant, num_left)
     return None if is_room else NotAdded.RECORDS
 
@@ -75,7 +73,7 @@ def _drop_oldest(connection: Connection, tenant: str, max_bytes: int) -> bool:
     """Whether its batches have no more than that now. If not, none was dropped."""
     own = BATCHES.c.tenant == tenant
     metadata, errors = func.length(BATCHES.c.metadata), func.length(BATCHES.c.errors)  # of ASCII
-    size = func.coalesce(metadata, 0) + func.coalesce(errors, 0) + _RECORD_BYTES
+    size = func.coalesce(metadata, 0) + func.coalesce(errors, 0) + RECORD_BYTES
     total = select(func.coalesce(func.sum(size), 0)).where(own)
     excess = int(connection.execute(total).scalar_one()) - max_bytes
     if excess <= 0:

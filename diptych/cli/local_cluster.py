@@ -11,6 +11,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -223,7 +224,7 @@ async def run_cluster(
         ChildFailedError: a child ended by itself meanwhile; the others are ended.
         ConfigurationError: there is nowhere to write a file, or see ``LocalCluster.ready``.
     """
-    with _folder() as folder:
+    with closing(_folder()) as folder:
         cluster = LocalCluster(plan, folder.path, show)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 from diptych.errors import RETRY_LATER_S, QueueFullError
-from router.untaken import DEFAULT_BYTES
 
 FREE_BYTES: Final = 16_384
 """Of an answer that need no room; how many there are is bounded by the server's calls."""
@@ -23,7 +22,7 @@ class HandedOver:
     it was reached; how many those are is bounded by admission.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: Counter[str] = Counter()
         self.num_bytes = 0

@@ -186,7 +186,7 @@ async def test_a_stream_that_is_not_read_ends_where_too_much_waits(
     async with serving(wide_model, tmp_path, PATIENT, **few) as (cluster, client):
         behaviour = cluster.decode[0].behaviour
         behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
-        with raw_connection(client) as slow, caplog.at_level(logging.WARNING, "router.metrics"):
+        with raw_connection(client) as slow, caplog.at_level(logging.WARNING, "router.untaken"):
             slow.sendall(raw_request(body_of(wide_model, FOR_EVER, stream=True)))
             await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
             await cluster.wait_free()

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def owner(kind: str) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
 
 
 def test_it_is_gone_when_it_is_closed(temporary: Path) -> None:
-    with OwnFolder("some") as folder:
+    with closing(OwnFolder("some")) as folder:
         assert folder.path.parent == temporary
         assert folder.path.name.startswith("diptych-some-")
         assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -59,9 +59,9 @@ def test_what_a_killed_owner_left_goes_with_the_next_of_its_kind(temporary: Path
         of_another_kind.kill()
         of_another_kind.wait()
         assert left.exists()
-        with OwnFolder("some") as folder:
+        with closing(OwnFolder("some")) as folder:
             assert set(temporary.iterdir()) == {kept, other, folder.path}
-            with OwnFolder("some") as second:
+            with closing(OwnFolder("some")) as second:
                 assert {kept, folder.path, second.path} < set(temporary.iterdir())
         lives.kill()
 
@@ -74,7 +74,7 @@ def test_what_is_not_ours_stays(temporary: Path) -> None:
         folder.mkdir()
     (elsewhere / "file").touch()
     (linked / ".owner").symlink_to(elsewhere / "file")
-    with OwnFolder("some"):
+    with closing(OwnFolder("some")):
         pass
     assert set(temporary.iterdir()) == {users, elsewhere, linked}
     assert (elsewhere / "file").exists()

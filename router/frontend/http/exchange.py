@@ -37,7 +37,7 @@ _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _CHARACTERS_A_TURN: Final = 32_768  # of JSON: about a millisecond
 _AT_ONCE_BYTES: Final = 65_536  # as much as a connection keeps without anybody's waiting
-_PIECE_BYTES: Final = 262_144  # of a larger body
+PIECE_BYTES: Final = 262_144  # of a larger body
 _WRITE_S: Final = 30.0  # where nobody says it
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -338,7 +338,7 @@ class Exchange:
             if self._connection is not None:
                 self._connection.cut()
             raise SlowClientError(
-                f"the client took less than {_PIECE_BYTES} bytes of its answer in "
+                f"the client took less than {PIECE_BYTES} bytes of its answer in "
                 f"{self._write_s:g} s"
             ) from None
 
@@ -352,10 +352,10 @@ class Exchange:
         began_s = asyncio.get_running_loop().time()
         async with asyncio.timeout(self._write_s) as patience:
             await self._begin(status, headers, _Sent.HEAD)
-            begins = range(0, len(body) + _PIECE_BYTES, _PIECE_BYTES)
+            begins = range(0, len(body) + PIECE_BYTES, PIECE_BYTES)
             for num_before, begin in enumerate(begins):
                 patience.reschedule(began_s + max(1, num_before) * self._write_s)
-                piece = bytes(body[begin : begin + _PIECE_BYTES])
+                piece = bytes(body[begin : begin + PIECE_BYTES])
                 await self._write(piece, more_body=begin < len(body))
                 if self.leave_if_cut():
                     raise SlowClientError("the client was the slowest, and too much waited for all")
@@ -401,7 +401,7 @@ class Exchange:
         self._sent = sent  # not before: one who gives up waiting has sent nothing
 
     async def _write(self, body: bytes, *, more_body: bool) -> None:
-        most = _PIECE_BYTES if self._connection is None else self._connection.at_once_bytes
+        most = PIECE_BYTES if self._connection is None else self._connection.at_once_bytes
         begin = 0
         while len(body) - begin > most:
             await self._write_part(body[begin : begin + most], more_body=True)

@@ -8,14 +8,13 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.frontend.http.errors import RefusedError, answer_to
-from router.frontend.http.exchange import CONNECTION
+from router.frontend.http.exchange import CONNECTION, PIECE_BYTES
 from router.untaken import Untaken
 
 MAX_HEAD_BYTES: Final = 65_536
 HEAD_PATIENCE_S: Final = 30.0
 _KEPT_BYTES: Final = 65_536  # before a client is behind: uvloop's own bound without TLS
 _TLS_AT_ONCE_BYTES: Final = 32_768  # what is larger goes to TCP, which says nothing of it, as one
-_PLAIN_AT_ONCE_BYTES: Final = 262_144
 
 
 class Bounds(NamedTuple):
@@ -168,7 +167,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @property
     def at_once_bytes(self) -> int:
         """See :class:`router.frontend.http.exchange.Connection`."""
-        return _TLS_AT_ONCE_BYTES if self._is_tls else _PLAIN_AT_ONCE_BYTES
+        return _TLS_AT_ONCE_BYTES if self._is_tls else PIECE_BYTES
 
     @property
     def takes_more(self) -> bool:

@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +118,27 @@ class FakeRouters:
         return [json.loads(request.content) for request in self.asked]
 
 
+def a_batch(
+    batch_id: str = BATCH,
+    *,
+    tenant: str = "",
+    expires_s: float = NOW_S + 60,
+    metadata: Mapping[str, str] | None = None,
+) -> Batch:
+    """One that is new."""
+    return Batch(
+        batch_id=batch_id,
+        tenant=tenant,
+        endpoint=CHAT,
+        input_file_id=INPUT,
+        completion_window="1m",
+        status=BatchStatus.VALIDATING,
+        created_s=1,
+        expires_s=int(expires_s),
+        metadata=metadata,
+    )
+
+
 @dataclass
 class Rig:
     """One process's life."""
@@ -145,20 +166,8 @@ class Rig:
             await self.files.add_chunk(INPUT, number, data[start : start + chunk_bytes])
         await self.files.finish(INPUT)
 
-    async def add_batch(
-        self, batch_id: str = BATCH, *, tenant: str = "", expires_s: float = NOW_S + 60
-    ) -> None:
-        batch = Batch(
-            batch_id=batch_id,
-            tenant=tenant,
-            endpoint=CHAT,
-            input_file_id=INPUT,
-            completion_window="1m",
-            status=BatchStatus.VALIDATING,
-            created_s=1,
-            expires_s=int(expires_s),
-        )
-        assert await self.batches.add(batch, TenantBounds(10, 10**9)) is None
+    async def add_batch(self, batch_id: str = BATCH, **fields: Any) -> None:
+        assert await self.batches.add(a_batch(batch_id, **fields), TenantBounds(10, 10**9)) is None
 
     async def run(self) -> Batch:
         """The batch until it has ended."""

@@ -7,13 +7,12 @@ from typing import Final
 import pytest
 
 from batch_server.desk.batches import BatchDesk
-from batch_server.records import Batch, LineError, StoredFile
+from batch_server.records import LineError, StoredFile
 from batch_server.runner.runner import Runner
-from batch_server.status import BatchStatus
 from batch_server.store.batches import BatchStore
 from batch_server.store.tenant_room import NotAdded, TenantBounds
 from diptych.errors import StorageFullError
-from tests.unit.batch_server.rig import BATCH, CHAT, INPUT, NOW_S, Rig, line, opened
+from tests.unit.batch_server.rig import BATCH, CHAT, INPUT, NOW_S, Rig, a_batch, line, opened
 
 METADATA: Final = {"k": "x" * 500}
 BOUNDS: Final = TenantBounds(100, 10**9, max_record_bytes=5000)  # of three such, not of four
@@ -21,18 +20,7 @@ WRONG: Final = LineError("invalid_json_line", "line 1: is not JSON", None, 1)
 
 
 async def added(rig: Rig, batch_id: str, tenant: str = "") -> NotAdded | None:
-    batch = Batch(
-        batch_id=batch_id,
-        tenant=tenant,
-        endpoint=CHAT,
-        input_file_id=INPUT,
-        completion_window="1m",
-        status=BatchStatus.VALIDATING,
-        created_s=1,
-        expires_s=int(NOW_S) + 60,
-        metadata=METADATA,
-    )
-    return await rig.batches.add(batch, BOUNDS)
+    return await rig.batches.add(a_batch(batch_id, tenant=tenant, metadata=METADATA), BOUNDS)
 
 
 async def fail(rig: Rig, batch_id: str, errors: Sequence[LineError] = (WRONG,)) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -138,5 +139,5 @@ def test_it_ends_with_its_parent_however_that_came(
     assert '"stop_with_stdin":true' in double.settings.read_text()
     (left,) = double.left()
     monkeypatch.setattr(tempfile, "tempdir", str(double.temporary))
-    with OwnFolder("router") as folder:  # as the next parent does
+    with closing(OwnFolder("router")) as folder:  # as the next parent does
         assert double.left() == [folder.path] != [left]

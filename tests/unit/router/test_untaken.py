@@ -1,5 +1,6 @@
 """What waits for clients has a bound together, and who is slow is cut off for it."""
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -147,6 +148,17 @@ class Sums(RuleBasedStateMachine):
 
 Sums.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestSums = Sums.TestCase
+
+
+def test_who_is_cut_off_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Untaken(lambda: 0.0, 10).open("10.0.0.1:5")
+    with caplog.at_level(logging.WARNING):
+        slow.wait(11)
+    (said,) = caplog.records
+    assert said.message.startswith("a client was cut off")
+    assert {name: said.__dict__[name] for name in Cut._fields} == {
+        "client": "10.0.0.1:5", "request_id": "", "num_bytes": 11, "since_s": 0.0,
+    }  # fmt: skip
 
 
 def test_one_tenant_fills_half_of_what_grpc_keeps_and_others_have_room() -> None:

@@ -148,7 +148,7 @@ async def test_grpc_writes_a_report_once() -> None:
         Anybody(),
         world.view,
         max_request_bytes=1,
-        handed=HandedOver(),
+        handed=HandedOver(2**20),
     )
     context = cast(Context, SimpleNamespace(invocation_metadata=tuple))
     first = await servicer.DescribeCluster(b"", context)

@@ -55,7 +55,7 @@ async def test_vectors_that_fit_no_message_are_none_of_an_answers() -> None:
         Anybody(),
         nobody,
         max_request_bytes=99,
-        handed=HandedOver(),
+        handed=HandedOver(2**20),
     )
     context = SimpleNamespace(time_remaining=lambda: None, invocation_metadata=lambda: ())
     asked = inference_pb2.EmbedRequest(inputs=[inference_pb2.Input(text="a")])

@@ -144,7 +144,7 @@ async def test_over_grpc() -> None:
         Callers(),
         cast(ClusterView, nothing),
         max_request_bytes=100,
-        handed=HandedOver(),
+        handed=HandedOver(2**20),
     )
     context = cast(Context, SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: 60.0))
     await servicer.Tokenize(TokenizeRequest(text="a").SerializeToString(), context)

@@ -134,7 +134,7 @@ def servicer(
         1000,
     )
     return OpenInferenceServicer(
-        front, max_streams=max_streams, write_s=30.0, handed=handed or HandedOver()
+        front, max_streams=max_streams, write_s=30.0, handed=handed or HandedOver(2**20)
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 
 from diptych.client import (
     DiptychClient,
 )
+from diptych.errors import DiptychError
 from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from router.app import serve
 from router.config import RouterConfig
@@ -88,6 +91,14 @@ class Cluster:
 
 def expected(num_tokens: int) -> list[int]:
     return [token_at(len(PROMPT) + i) for i in range(num_tokens)]
+
+
+async def failure_of(call: AsyncIterable[object]) -> DiptychError:
+    """What a stream of responses, read to its end, fails with in the end."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return from_rpc_error(caught.value)
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:

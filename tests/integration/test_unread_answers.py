@@ -27,7 +27,7 @@ from router.untaken import Cut, Untaken
 from tests import metrics
 from tests.call import token_request
 from tests.integration import fake_workers
-from tests.integration.router_rig import PATIENT, PROMPT, eventually, serving
+from tests.integration.router_rig import PATIENT, PROMPT, eventually, failure_of, serving
 from tests.integration.test_http_endings import (
     FOR_EVER,
     body_of,
@@ -227,10 +227,7 @@ async def test_a_stream_over_grpc_that_is_not_read_ends_where_too_much_waits(
         slow = stub.Generate(token_request(PROMPT, max_tokens=FOR_EVER))
         await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
         await cluster.wait_free()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in slow:
-                pass
-        error = from_rpc_error(caught.value)
+        error = await failure_of(slow)
         assert isinstance(error, SlowClientError)
         assert "bytes waited for the client" in error.message
         assert await outcome(client, "CLIENT_TOO_SLOW") == 1

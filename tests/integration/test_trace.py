@@ -42,7 +42,7 @@ async def test_each_attempt_has_its_spans_however_the_request_ends(
         {"at": "open", "do": "corrupt", "num_tokens": 64},
         {"at": "range", "do": "corrupt", "num_tokens": 80, "times": 2},
         {"at": "read", "do": "hang", "num_tokens": 96, "times": None},
-        {"at": "open", "do": "corrupt", "num_tokens": 112},
+        {"at": "range", "do": "corrupt", "num_tokens": 112},  # the prompt is computed by then
     ]
     allowed = {
         "transfer.allow-faults": "",

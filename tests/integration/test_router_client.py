@@ -60,8 +60,8 @@ async def test_the_files_are_followed(tmp_path: Path) -> None:
             await client.get(url)
         assert files.key is not None
         assert files.ca is not None
-        files.key.look()
-        files.ca.look()
+        await files.key.look()
+        await files.ca.look()
         assert (await client.get(url)).status_code == 200
     assert router.keys == ["authorization: Bearer old", "authorization: Bearer the new one"]
 

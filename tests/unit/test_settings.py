@@ -156,6 +156,8 @@ def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) 
         ("metrics_port: off", "--metrics-port: cannot be on or off, yes or no \\(got False\\)"),
         ("timers: {drain_s: yes}", "--timers.drain-s: cannot be on or off"),
         ("pool: on", "--pool: cannot be on or off"),
+        ("pool: 1,5GiB", "--pool: expected a size such as 40GiB"),
+        ("pool: 40 GiB or so", "--pool: expected a size such as 40GiB"),
         ("listen: 2026-13-45", "is not YAML: month must be"),
         ("config: other.yaml", "config: one file names no other"),
     ],

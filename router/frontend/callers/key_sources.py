@@ -5,9 +5,9 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import httpx
 
@@ -15,9 +15,6 @@ from router.frontend.callers.signing_keys import SigningKeys, read_signing_keys
 from router.frontend.callers.watched_file import WatchedFile, trusting
 
 logger = logging.getLogger(__name__)
-
-Fetch = Callable[[], Awaitable[bytes]]
-"""Asks for a key set. Raises what it likes."""
 
 MAX_EARLY: Final = 64
 """Tokens that wait while the issuer may not be asked yet: anybody can send such ones."""
@@ -27,6 +24,18 @@ _MAX_BYTES: Final = 2**18
 _LEAST_BETWEEN_S: Final = 5.0  # two questions that tokens of unknown keys caused
 _RETRY_S: Final = 10.0
 _DISCOVERY_PATH: Final = "/.well-known/openid-configuration"
+
+
+class Asked(Protocol):
+    """Who tells the keys."""
+
+    async def __call__(self) -> bytes:
+        """Its key set. Raises what it likes."""
+        ...
+
+    async def run(self) -> None:
+        """Follow whatever is needed to ask, until cancelled; it may end if there is nothing."""
+        ...
 
 
 class FileKeys:
@@ -62,9 +71,9 @@ class FetchedKeys:
     """
 
     def __init__(
-        self, fetch: Fetch, refresh_s: float, clock: Callable[[], float] = time.monotonic
+        self, issuer: Asked, refresh_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._fetch = fetch
+        self._issuer = issuer
         self._refresh_s = refresh_s
         self._clock = clock
         self._known = SigningKeys()
@@ -100,6 +109,11 @@ class FetchedKeys:
 
     async def run(self) -> None:
         """See KeySource."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._issuer.run())
+            tasks.create_task(self._ask_again())
+
+    async def _ask_again(self) -> None:
         while True:
             self._is_asking = True
             self._asked_s = self._clock()
@@ -126,7 +140,7 @@ class FetchedKeys:
 
     async def _ask(self) -> None:
         try:
-            found = read_signing_keys(await self._fetch())
+            found = read_signing_keys(await self._issuer())
         except Exception as error:  # noqa: BLE001 - whatever it is, those known stay
             why = " ".join(str(error).split()) or type(error).__name__
             if why != self._refused:
@@ -144,7 +158,7 @@ class Issuer:
     """Asks an issuer for its keys: at the address that is named, or that it says itself."""
 
     def __init__(self, issuer: str, jwks_url: str | None, ca: Path | None) -> None:
-        """``ca``: whom to believe that it is the issuer, as the file says when it is asked; None:
+        """``ca``: whom to believe that it is the issuer, as the file says while ``run`` does; None:
         whom the system believes.
 
         Raises ConfigurationError: the file is missing, or holds no certificate.
@@ -156,22 +170,22 @@ class Issuer:
             if ca is None
             else WatchedFile("jwt.ca", ca, trusting, what="authority of the issuer")
         )
-        self._context = ssl.create_default_context() if self._ca is None else self._ca.content
+        self._system = ssl.create_default_context()
+
+    async def run(self) -> None:
+        """See Asked."""
+        if self._ca is not None:
+            await self._ca.run()
 
     async def __call__(self) -> bytes:
         """The key set as it came. Raises an exception of httpx, TimeoutError or ValueError."""
+        trusted = self._system if self._ca is None else self._ca.content
         async with (
             asyncio.timeout(_ANSWER_S),
-            httpx.AsyncClient(verify=self._trust(), trust_env=False, timeout=_ANSWER_S) as client,
+            httpx.AsyncClient(verify=trusted, trust_env=False, timeout=_ANSWER_S) as client,
         ):
             url = self._url or await self._discover(client)
             return await _get(client, url)
-
-    def _trust(self) -> ssl.SSLContext:
-        if self._ca is not None:
-            self._ca.look()
-            self._context = self._ca.content
-        return self._context
 
     async def _discover(self, client: httpx.AsyncClient) -> str:
         """What OpenID's discovery says. Each time anew, for the address may change."""

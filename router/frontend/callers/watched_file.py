@@ -26,7 +26,7 @@ class WatchedFile(Generic[T]):
     One that has changed is taken over once it has not been written to for ``_SETTLED_S``, or
     once it has not stood still for ``_PATIENCE_S``: until then it may be half written. A file
     that cannot be read, or makes no sense, changes nothing for what is known; that is logged
-    once, and the same file is not read again. Event loop only.
+    once, and the same file is not read again. Event loop only; the disk is waited for beside it.
     """
 
     def __init__(
@@ -50,8 +50,11 @@ class WatchedFile(Generic[T]):
         self._now = now
         self._refused = ""  # why the file was no use when it was read last
         self._unsettled_s = 0.0  # for how long it has differed from what was read
-        self._read_as = self._look_up()  # what was read last, whether or not it was of use
-        self._content = self._read()
+        try:
+            self._read_as = self._look_up()  # what was read last, whether or not it was of use
+            self._content = self._read()
+        except (OSError, ValueError) as error:
+            raise self._wrong(error) from None
 
     @property
     def content(self) -> T:
@@ -62,29 +65,34 @@ class WatchedFile(Generic[T]):
         """Look at it each second, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self.look()
+            await self.look()
 
-    def look(self) -> None:
-        """What ``run`` does each second."""
+    async def look(self) -> None:
+        """What ``run`` does each second. Not while another look is under way."""
         try:
-            self._look()
-        except ConfigurationError as error:
-            if self._refused != error.message:
-                self._refused = error.message
-                logger.error(self._not_taken, extra={"why": error.message})
+            await self._look()
+        except (OSError, ValueError) as error:
+            why = self._wrong(error).message
+            if self._refused != why:
+                self._refused = why
+                logger.error(self._not_taken, extra={"why": why})
 
-    def _look(self) -> None:
-        found = self._look_up()
-        if found == self._read_as:
+    async def _look(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._look_up)
+            if found == self._read_as:
+                self._unsettled_s = 0.0
+                return
+            _, is_settled = found
+            self._unsettled_s += _LOOK_EVERY_S
+            if not is_settled and self._unsettled_s < _PATIENCE_S:
+                return
             self._unsettled_s = 0.0
-            return
-        _, is_settled = found
-        self._unsettled_s += _LOOK_EVERY_S
-        if not is_settled and self._unsettled_s < _PATIENCE_S:
-            return
-        self._unsettled_s = 0.0
-        self._read_as = found
-        content = self._read()
+            self._read_as = found
+            content = await asyncio.to_thread(self._read)
+        except OSError:  # it may be readable the next time
+            self._read_as = None, False
+            raise
         self._refused = ""
         if content != self._content:
             self._content = content
@@ -92,24 +100,15 @@ class WatchedFile(Generic[T]):
 
     def _look_up(self) -> tuple[object, bool]:
         """Something that differs once the file does, and whether it is whole by its date."""
-        try:
-            status = self._path.stat()
-        except OSError as error:
-            self._read_as = None, False
-            raise self._wrong(error) from None
+        status = self._path.stat()
         version = status.st_mtime_ns, status.st_size, status.st_ino
         return version, self._now() - status.st_mtime >= _SETTLED_S
 
     def _read(self) -> T:
-        try:
-            if self._path.stat().st_size > _MAX_BYTES:
-                raise ValueError(f"has more than {_MAX_BYTES} bytes")
-            return self._parse(self._path.read_text())
-        except OSError as error:  # it may be readable the next time
-            self._read_as = None, False
-            raise self._wrong(error) from None
-        except ValueError as error:
-            raise self._wrong(error) from None
+        """Raises OSError, or ValueError: it makes no sense."""
+        if self._path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"has more than {_MAX_BYTES} bytes")
+        return self._parse(self._path.read_text())
 
     def _wrong(self, error: OSError | ValueError) -> ConfigurationError:
         why = error.strerror if isinstance(error, OSError) else str(error)

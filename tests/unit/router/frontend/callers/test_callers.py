@@ -23,6 +23,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "keys"
         self._version = 0
+        self.num_looks = 0
         self.write(f"alice {digest('one')}\nbob {digest('two')}\n")
         self.callers = KnownCallers(ApiKeys(self.path))
 
@@ -32,11 +33,13 @@ class World:
         os.utime(self.path, ns=(self._version, self._version))
 
     async def look(self) -> None:
-        """Time for some looks."""
+        """Two looks to their end."""
+        done = self.num_looks + 2
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(self.callers.run())
-            for _ in range(5):
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while self.num_looks < done:
+                    await asyncio.sleep(0.001)
             task.cancel()
 
     async def knows(self, key: str) -> bool:
@@ -50,7 +53,14 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(watched_file, "_LOOK_EVERY_S", 0.0)
-    return World(tmp_path)
+    world, look = World(tmp_path), watched_file.WatchedFile.look
+
+    async def counted(file: watched_file.WatchedFile[object]) -> None:
+        await look(file)
+        world.num_looks += 1
+
+    monkeypatch.setattr(watched_file.WatchedFile, "look", counted)
+    return world
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])

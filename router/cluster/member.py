@@ -173,6 +173,8 @@ class DecodeMember:
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
         self._proven: frozenset[str] = frozenset()
+        self._failed: frozenset[WorkerId] = frozenset()  # sources that it told it cannot pull from
+        self._unreadable: frozenset[str] = frozenset()  # of those, such as we know
         self._took = NO_DECODE
         self._view: DecodeView | None = None
 
@@ -192,7 +194,9 @@ class DecodeMember:
 
     def read_pairs(self) -> None:
         """Its pairs may be others than before; ``set_sources`` follows."""
-        self._pairs = {} if self.watch.state is None else _proven_pairs(self.watch.state)
+        state = self.watch.state
+        self._pairs = {} if state is None else _proven_pairs(state)
+        self._failed = frozenset() if state is None else _failed_pairs(state)
 
     def find_own_pairs(self, addresses: Container[str]) -> None:
         """Its pairs, or the ``addresses`` of this router's prefill workers, may be others.
@@ -208,16 +212,18 @@ class DecodeMember:
     def set_sources(self, sources: frozenset[WorkerId]) -> bool:
         """Only pairs with these count: another router's address of a worker proves nothing.
 
-        True if there are proven pairs that there were not.
+        True if there are pairs that were not proven before, or had not failed.
         """
         self._bytes_per_s = {
             source.incarnation: bytes_per_s
             for source, bytes_per_s in self._pairs.items()
             if source in sources
         }
-        before, self._proven = self._proven, frozenset(self._bytes_per_s)
+        before = self._proven, self._unreadable
+        self._proven = frozenset(self._bytes_per_s)
+        self._unreadable = frozenset(each.incarnation for each in self._failed & sources)
         self._view = None
-        return not self._proven <= before
+        return not (self._proven <= before[0] and self._unreadable <= before[1])
 
     @property
     def view(self) -> DecodeView | None:
@@ -233,6 +239,7 @@ class DecodeMember:
                 max_model_len=state.max_model_len,
                 local_prefill=state.local_prefill,
                 proven=self._proven,
+                unreadable=self._unreadable,
                 max_num_seqs=state.max_num_seqs or None,
                 own_shares=self.link.own_shares(),
                 promised=promises.promised,
@@ -348,3 +355,11 @@ def _proven_pairs(state: worker_pb2.WorkerState) -> dict[WorkerId, float]:
         for pair in state.pairs
         if pair.state == worker_pb2.PAIR_STATE_PROVEN
     }
+
+
+def _failed_pairs(state: worker_pb2.WorkerState) -> frozenset[WorkerId]:
+    return frozenset(
+        WorkerId(pair.source_address, pair.source_incarnation)
+        for pair in state.pairs
+        if pair.state == worker_pb2.PAIR_STATE_FAILED
+    )

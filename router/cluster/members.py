@@ -141,7 +141,7 @@ class Cluster:
             return True
         local = {view.worker.incarnation for view in snapshot.decode if view.local_prefill}
         may_be_local = not snapshot.has_prefill_pool or self._config.allow_local_prefill
-        return bool(local & prefill) or (may_be_local and not prefill and bool(local))
+        return bool(local & prefill) or (may_be_local and not snapshot.has_prefill and bool(local))
 
     @property
     def num_proven_pairs(self) -> int:

@@ -15,6 +15,7 @@ from router.placement.forecast import (
     Queue,
     Span,
     exposed_s,
+    lasting_prompts_ratio,
     of_decode,
     of_prefill,
     of_prompts,
@@ -332,12 +333,13 @@ class _Candidates:
         where the request does not keep them out.
         """
         num_tokens = self._query.num_tokens
-        if view.worker not in self._parts.decoding or not view.prefill_time_ratio:
+        lasting = lasting_prompts_ratio(view)
+        if view.worker not in self._parts.decoding or not lasting:
             return of_decode(view, num_tokens)
         plain = of_decode(view, num_tokens, 0.0)
         if plain is None:
             return None
-        ratio = view.prefill_time_ratio * (1.0 - self._num_kept_out(view, plain))
+        ratio = lasting * (1.0 - self._num_kept_out(view, plain))
         return of_decode(view, num_tokens, ratio)
 
     def _num_kept_out(self, view: DecodeView, pace: DecodeForecast) -> float:

@@ -175,15 +175,15 @@ def of_decode(
     """With one sequence of so many tokens more; None: the worker's steps are not known yet.
 
     Sequences that were sent there and do not run yet are taken to be as long. A worker of both
-    roles spends ``prompts_ratio`` of its time on prompts, for which each token waits; None: as
-    much as it did, it is taken to go on so.
+    roles spends ``prompts_ratio`` of its time on prompts, for which each token waits; None: see
+    :func:`lasting_prompts_ratio`.
     """
     engine = view.engine
     if engine is None or not engine.knows_decode:
         return None
     cost, there = engine.model.decode, engine.decoding
     num_rows = max(view.num_sequences, there.num_decode_rows)
-    ratio = view.prefill_time_ratio if prompts_ratio is None else prompts_ratio
+    ratio = lasting_prompts_ratio(view) if prompts_ratio is None else prompts_ratio
     left_ratio = 1.0 - min(ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
@@ -192,6 +192,16 @@ def of_decode(
         return Span(token_s, token_s * cost.upper_ratio)
 
     return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
+
+
+def lasting_prompts_ratio(view: DecodeView) -> float:
+    """What prompts will take of its time: as much as they did of late, unless it is idle now.
+
+    Else whoever has just computed a long prompt, of half a minute, would look for as long as if
+    it hardly decoded, and all others would be sent where sequences are.
+    """
+    is_idle = not (view.num_sequences or view.num_pending_tokens)
+    return 0.0 if is_idle else view.prefill_time_ratio
 
 
 def alone_s(view: DecodeView, num_tokens: int) -> float | None:

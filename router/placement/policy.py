@@ -268,7 +268,7 @@ class LeastLoaded:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
         if (
             snapshot.has_prefill_pool
-            and snapshot.prefill
+            and snapshot.has_prefill
             and not self.may_be_local(query, snapshot)
         ):
             return None
@@ -280,7 +280,7 @@ class LeastLoaded:
             why = Why.CHOICE
         elif query.failed or query.failed_pairs:
             return None
-        elif not snapshot.prefill:
+        elif not snapshot.has_prefill:
             why = Why.NO_PREFILL if self.allow_local else None
         elif self.num_missing(query, best.worker) < self._local_below_tokens:
             why = Why.CHOICE
@@ -300,7 +300,9 @@ class LeastLoaded:
             for view in decodes
             if view.local_prefill
             and all(
-                p in query.failed or Pair(p, view.worker.incarnation) in query.failed_pairs
+                p in query.failed
+                or p in view.unreadable
+                or Pair(p, view.worker.incarnation) in query.failed_pairs
                 for p in alive
                 if p != view.worker.incarnation  # which pulls nothing from itself
             )

@@ -248,8 +248,8 @@ def _is_barred(outlook: Outlook) -> bool:
 
 
 def _lacks_prefill(snapshot: Snapshot) -> bool:
-    """Whether there shall be prefill workers, and none is there."""
-    return snapshot.has_prefill_pool and not snapshot.prefill
+    """Whether there shall be prefill workers, and none is of use."""
+    return snapshot.has_prefill_pool and not snapshot.has_prefill
 
 
 def _aimless(query: Query) -> Query:

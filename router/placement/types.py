@@ -124,6 +124,7 @@ class DecodeView:
     max_model_len: int
     local_prefill: bool  # may compute prompts itself
     proven: frozenset[str]  # incarnations of the prefill workers it can pull from
+    unreadable: frozenset[str] = frozenset()  # of those that it tried to pull from in vain
     max_num_seqs: int | None = None  # that run at a time; None: it does not say
     num_pending_tokens: int = 0  # of prompts it has not computed yet, sent since included
     num_available_blocks: int | None = None  # free or cached; None: it does not say
@@ -188,6 +189,19 @@ class Snapshot:
     decode: tuple[DecodeView, ...] = ()
     has_prefill_pool: bool = True  # there shall be prefill workers, whether or not one is ready
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether some prefill worker is of use to a decode worker, or may soon be: it is not so
+        that no pair could be proven, as where all settings of the pools differ.
+        """
+        if not self.decode:
+            return bool(self.prefill)
+        return any(
+            source.worker.incarnation not in view.unreadable
+            for view in self.decode
+            for source in self.prefill
+        )
+
     def has_room_for(self, those: Iterable[Asked]) -> bool:
         """Whether one of them could be placed; if not, there is no use in asking.
 
@@ -200,7 +214,7 @@ class Snapshot:
         decode = [view for view in self.decode if view.has_last_place]
         if self.decode and not decode:
             return False
-        if self.prefill and not prefill:
+        if not prefill and self.has_prefill:
             those = (asked for asked in those if asked.may_be_local)
         return any(self._is_taken(asked, prefill, decode) for asked in those)
 
@@ -213,7 +227,7 @@ class Snapshot:
             return False
         if any(view.takes_from(asked.payer) for view in prefill):
             return True
-        may_be_local = asked.may_be_local or not self.prefill
+        may_be_local = asked.may_be_local or not self.has_prefill
         return may_be_local and any(view.local_prefill for view in near)
 
     @property
@@ -320,7 +334,7 @@ class Why(enum.Enum):
     """Why a decode worker computes the KV itself."""
 
     CHOICE = "choice"  # shipping would cost more than it saves, or there is no prefill pool
-    NO_PREFILL = "no_prefill"  # none is alive
+    NO_PREFILL = "no_prefill"  # none is alive, or of use to a decode worker
     RECOMPUTE = "recompute"  # those alive failed this request
 
 

@@ -43,6 +43,21 @@ async def test_a_pair_proven_at_another_address_is_not_used(wide_model: Path) ->
             await asyncio.sleep(0.02)
 
 
+async def test_where_no_pair_can_be_proven_decode_workers_compute_prompts(
+    wide_model: Path,
+) -> None:
+    """As amid an update after which KV lies otherwise in memory, of all of one pool."""
+    async with running(wide_model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
+        (pair,) = cluster.decode[0].pairs
+        pair.state = worker_pb2.PAIR_STATE_FAILED
+        async with asyncio.timeout(EVENTUALLY_S):
+            num_before = -1
+            while len(cluster.prefill[0].specs) != num_before:  # the router was not told yet
+                num_before = len(cluster.prefill[0].specs)
+                assert await cluster.generate() == expected(6)
+        assert (await client.models())[0].ready
+
+
 async def test_a_worker_of_another_protocol_is_named_once_and_never_used(
     wide_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.rpc import peer_channel
 from diptych.timers import Timers
-from diptych.v1 import decode_pb2
+from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster.cache_link import CacheLink
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember
@@ -245,6 +245,35 @@ async def test_the_loss_of_the_last_prefill_worker_is_news_too() -> None:
     query = Query(num_tokens=100, num_max_tokens=200)
     placement = world.policy.place(query, world.cluster.snapshot())
     assert placement == DecodeOnly(WorkerId("d0:1", "d0:1-1"), Why.NO_PREFILL)
+
+
+async def test_the_loss_of_the_last_pair_is_news_too() -> None:
+    """As where all settings of the pools differ: a prefill worker that nobody can pull from is
+    no reason to wait.
+    """
+    world = World(prefill=1, decode=2)
+    world.prefill = []
+    failed = proven("p0:1")
+    failed.state = worker_pb2.PAIR_STATE_FAILED
+    query = Query(num_tokens=100, num_max_tokens=200)
+    world.says("d0:1", pairs_version=2, pairs=[failed])
+    assert world.cluster.snapshot().has_prefill, "the other one can pull"
+    assert isinstance(world.policy.place(query, world.cluster.snapshot()), Paired)
+    connecting = proven("p0:1")
+    connecting.state = worker_pb2.PAIR_STATE_CONNECTING
+    world.says("d1:1", pairs_version=2, pairs=[connecting])
+    assert world.policy.place(query, world.cluster.snapshot()) is None, "it may be soon"
+    assert not world.cluster.is_ready
+    world.num_changes = 0
+    world.says("d1:1", pairs_version=3, pairs=[failed])
+    assert world.num_changes == 1
+    placement = world.policy.place(query, world.cluster.snapshot())
+    assert isinstance(placement, DecodeOnly)
+    assert placement.why is Why.NO_PREFILL
+    assert world.cluster.is_ready
+    assert world.cluster.snapshot().has_room_for([Asked(b"any")])
+    world.says("p0:1", incarnation="again")
+    assert world.cluster.snapshot().has_prefill, "another process may fit"
 
 
 async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(

@@ -228,6 +228,15 @@ def test_who_computes_prompts_much_of_its_time_makes_tokens_as_much_slower() -> 
     assert max(tokens_s(dataclasses.replace(calm, prefill_time_ratio=1.0))) < 1.0
 
 
+def test_who_is_idle_is_as_fast_as_if_it_had_never_computed_prompts() -> None:
+    """As after a prompt of half a minute: else all others were sent where sequences are."""
+    calm = decode_view(engine(), 0)
+    worn = dataclasses.replace(calm, prefill_time_ratio=0.9)
+    assert tokens_s(worn) == tokens_s(calm)
+    busy = dataclasses.replace(worn, num_pending_tokens=100)
+    assert min(tokens_s(busy)) > 5 * max(tokens_s(calm))
+
+
 def test_prompts_that_a_decode_worker_was_given() -> None:
     """Of those that it told of some part of a step is over; what was sent since is all there."""
     all_s = 2 * 0.1 + 1.0 + num_pairs(0, 1000) * 1e-7

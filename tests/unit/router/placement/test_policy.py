@@ -267,6 +267,25 @@ def test_no_prefill_alive_is_local_where_allowed(allowed: bool) -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
+def test_none_that_anybody_can_pull_from_is_as_none_alive(allowed: bool) -> None:
+    policy = made(allow_local=allowed)
+    alone = view_d(D1, proven=frozenset(), unreadable=frozenset({P1.incarnation}))
+    placement = policy.place(QUERY, Snapshot((view_p(P1),), (alone,)))
+    assert placement == (DecodeOnly(D1, Why.NO_PREFILL) if allowed else None)
+    not_yet = Snapshot((view_p(P1), view_p(P2)), (alone,))
+    assert policy.place(QUERY, not_yet) is None
+
+
+def test_what_cannot_be_pulled_from_keeps_no_failed_request_waiting() -> None:
+    alone = view_d(D1, proven=frozenset({P2.incarnation}), unreadable=frozenset({P1.incarnation}))
+    both = Snapshot((view_p(P1), view_p(P2)), (alone,))
+    failed = dataclasses.replace(
+        QUERY, failed_pairs=frozenset({Pair(P2.incarnation, D1.incarnation)})
+    )
+    assert made().place(failed, both) == DecodeOnly(D1, Why.RECOMPUTE)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
 def test_all_prefill_failed_is_recomputed_where_allowed(allowed: bool) -> None:
     query = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}), on_decode=D2)
     placement = made(allow_recompute=allowed).place(query, BOTH)

@@ -44,6 +44,7 @@ class _Said(NamedTuple):
 
 
 _NOTHING_SAID: Final = _Said()
+_REASONS: Final = {int(reason): reason for reason in FinishReason}
 
 
 class AnswerReader:
@@ -205,11 +206,13 @@ class AnswerReader:
 
     def _end_of(self, finished: inference_pb2.ChoiceFinished) -> Chunk:
         self._num_finished += 1
+        if not finished.reason:
+            raise BrokenStreamError("a choice ended without a finish reason")
         by_token = finished.HasField("stop_token_id")
         return self._chunk(
             choice=finished.choice,
             position=self._due(finished.choice),
-            finish_reason=FinishReason(finished.reason),
+            finish_reason=_reason(finished),
             stop_match=finished.stop,
             stop_token_id=finished.stop_token_id if by_token else None,
         )
@@ -260,7 +263,7 @@ class AnswerReader:
             now_unix_s=started.now_unix_s,
             prompt_token_ids=self._prompt_token_ids,
             position=self.num_tokens,
-            finish_reason=FinishReason(finished.reason),
+            finish_reason=_reason(finished),
             stop_match=finished.stop,
             stop_token_id=finished.stop_token_id if by_token else None,
             usage=summary.usage,
@@ -272,3 +275,8 @@ class AnswerReader:
             raise BrokenStreamError("the answer ended without the end of each choice")
         self.is_whole = True
         return self._chunk(usage=summary.usage, timing=summary.timing)
+
+
+def _reason(finished: inference_pb2.ChoiceFinished) -> FinishReason | None:
+    """None: one of a newer router that has no name here."""
+    return _REASONS.get(finished.reason)

@@ -30,6 +30,10 @@ DEFAULT_WINDOW: Final = "24h"
 RETRIES: Final = 5
 _TIMEOUT_S: Final = 60.0
 _PIECE_BYTES: Final = 2**18
+_STATUS_NAMES: Final = {
+    number: name.removeprefix("BATCH_STATUS_").lower()
+    for name, number in batches_pb2.BatchStatus.items()
+}
 _REFUSALS: Final = (InvalidRequestError, QueueFullError, StorageFullError, DiskFullError)
 NO_METADATA: Final[Mapping[str, str]] = {}
 
@@ -42,7 +46,8 @@ class BatchState(NamedTuple):
 
     batch_id: str
     status: str
-    """``in_progress``, say; ENDED has those that it ends with."""
+    """``in_progress``, say; ENDED has those that it ends with. ``unknown``: one of a newer
+    server that has no name here."""
     num_lines: int
     num_completed: int
     num_failed: int
@@ -268,10 +273,9 @@ async def _parts(
 
 
 def _state_of(batch: batches_pb2.Batch) -> BatchState:
-    name = batches_pb2.BatchStatus.Name(batch.status)
     return BatchState(
         batch_id=batch.id,
-        status=name.removeprefix("BATCH_STATUS_").lower(),
+        status=_STATUS_NAMES.get(batch.status, "unknown"),
         num_lines=batch.num_lines,
         num_completed=batch.num_completed,
         num_failed=batch.num_failed,

@@ -34,7 +34,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()  # if logprobs
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # if asked for, in the first; from position 1
     prompt_token_ids: tuple[int, ...] = ()  # if return_prompt_token_ids
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None  # in the last one: one that has no name here
     stop_match: str = ""
     stop_token_id: int | None = None
     usage: inference_pb2.Usage | None = None

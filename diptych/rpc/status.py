@@ -85,6 +85,7 @@ def remote_error(
 
 
 def _of_reason(code: grpc.StatusCode, reason: str, message: str) -> DiptychError:
+    reason = reason or code.name  # as where a call's own time is over before its server says so
     if reason == InvalidRequestError.reason:
         field, _, rest = message.partition(": ")
         return InvalidRequestError(rest or message, field=field if rest else "request")
@@ -93,7 +94,7 @@ def _of_reason(code: grpc.StatusCode, reason: str, message: str) -> DiptychError
         if has_own_reason and cls.reason == reason:
             return cls(message)
     error = DiptychError(message)
-    error.code, error.reason = code, reason or code.name  # type: ignore[misc]
+    error.code, error.reason = code, reason  # type: ignore[misc]
     return error
 
 

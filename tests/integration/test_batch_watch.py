@@ -22,6 +22,7 @@ class Breaking:
     def __init__(self, num_completed: Callable[[int], int]) -> None:
         """``num_completed``: of the n-th watch, from 1 on."""
         self.num_asked = 0
+        self.status = 0
         self._num_completed = num_completed
 
     async def watch(
@@ -30,6 +31,7 @@ class Breaking:
         self.num_asked += 1
         num_completed = self._num_completed(self.num_asked)
         batch = public.Batch(id=request.id, num_lines=9, num_completed=num_completed)
+        batch.status = self.status  # type: ignore[assignment]
         yield public.WatchBatchResponse(batch=batch)
         if num_completed < batch.num_lines:
             raise WorkerDrainingError("it is over")
@@ -57,6 +59,15 @@ async def serving(servicer: Breaking) -> AsyncIterator[BatchClient]:
 async def watch_into(seen: list[BatchState], client: BatchClient) -> None:
     async for state in client.watch("batch_a"):
         seen += [state]
+
+
+async def test_a_status_that_has_no_name_here_is_told_as_unknown() -> None:
+    """A newer server may have more of them."""
+    servicer = Breaking(lambda n: 9)
+    servicer.status = 99
+    async with serving(servicer) as client, within(30):
+        state = await anext(aiter(client.watch("batch_a")))
+    assert (state.status, state.num_completed) == ("unknown", 9)
 
 
 async def test_it_ends_where_the_batch_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:

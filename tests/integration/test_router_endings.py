@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.errors import (
     BlocksExhaustedError,
+    DeadlineExceededError,
     DiptychError,
     SlowClientError,
 )
@@ -70,7 +71,7 @@ async def test_cancel_frees_both_sides_at_once(wide_model: Path, stage: str) -> 
 async def test_deadline_frees_both_sides(wide_model: Path) -> None:
     async with running(wide_model, 1, 1) as cluster:
         cluster.decode[0].behaviour.step_s = 0.05
-        with pytest.raises(DiptychError) as caught:
+        with pytest.raises(DeadlineExceededError) as caught:
             await cluster.generate(max_tokens=1000, timeout_s=0.4)
         assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.wait_free()
@@ -79,7 +80,7 @@ async def test_deadline_frees_both_sides(wide_model: Path) -> None:
 async def test_deadline_in_the_queue(wide_model: Path) -> None:
     async with running(wide_model, 1, 1) as cluster:
         cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full")
-        with pytest.raises(DiptychError) as caught:
+        with pytest.raises(DeadlineExceededError) as caught:
             await cluster.generate(timeout_s=0.3)
         assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 

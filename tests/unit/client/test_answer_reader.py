@@ -249,6 +249,29 @@ def test_a_stream_that_ends_well_has_an_end() -> None:
     reader.check_whole()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_end_that_has_no_name_here_is_whole_and_without_a_reason(n: int) -> None:
+    """A newer router may have more of them."""
+    reader = AnswerReader(GenerateRequest(sampling=SamplingOptions(n=n)))
+    reader.read(STARTED)
+    ends = [GenerateResponse(choice_finished=ChoiceFinished(choice=each)) for each in range(n)]
+    for end in ends:
+        end.choice_finished.reason = 99  # type: ignore[assignment]
+        reader.read(end)
+    last = reader.read(SUMMARY)
+    assert last is not None
+    assert last.finish_reason is None
+    assert last.usage is not None
+    assert reader.is_whole
+
+
+def test_each_choice_has_to_say_why_it_ended() -> None:
+    reader = AnswerReader(GenerateRequest(sampling=SamplingOptions(n=2)))
+    reader.read(STARTED)
+    with pytest.raises(BrokenStreamError, match="without a finish reason"):
+        reader.read(GenerateResponse(choice_finished=ChoiceFinished(choice=1)))
+
+
 def test_a_stream_says_first_what_the_request_became() -> None:
     with pytest.raises(BrokenStreamError, match="what the request became"):
         reading(delta(0, 5))

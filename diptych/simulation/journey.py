@@ -177,6 +177,10 @@ class Journey:
         """See :class:`router.placement.waiting_room.Waiter`."""
         return self._router.policy.may_be_local(self._query(), self._router.snapshot())
 
+    def may_come(self) -> bool:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        return self._router.policy.may_come(self._query(), self._router.snapshot())
+
     def _query(self) -> Query:
         request, wanted = self.request, self.request.objectives
         if wanted.ttft_s is not None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class FrontLine(Generic[T]):
-    """Who was placed once and has to be again. They have slots: there are no more than slots."""
+    """Who was placed once and has to be again."""
 
     def __init__(self) -> None:
         self._arrivals = OrderedDict[T, int]()  # who was asked last is the last

@@ -66,6 +66,10 @@ class Guarded:
         """See :class:`router.placement.types.Policy`."""
         return self._predicted.may_be_local(query, snapshot)
 
+    def may_come(self, query: Query, snapshot: Snapshot) -> bool:
+        """See :class:`router.placement.types.Policy`."""
+        return self._plain.may_come(query, snapshot)
+
     @property
     def has_declined(self) -> bool:
         """See :class:`router.placement.types.Policy`."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -129,6 +130,11 @@ class LeastLoaded:
             for view in snapshot.decode
             if view.local_prefill and view.worker.incarnation in holders
         )
+
+    def may_come(self, query: Query, snapshot: Snapshot) -> bool:
+        """See :class:`router.placement.types.Policy`."""
+        anew = replace(query, as_if_room=True, refused=frozenset())
+        return self.place(anew, snapshot) is not None
 
     @property
     def has_declined(self) -> bool:

@@ -126,6 +126,10 @@ class Predicted:
         """See :class:`router.placement.types.Policy`. It is weighed."""
         return True
 
+    def may_come(self, query: Query, snapshot: Snapshot) -> bool:
+        """See :class:`router.placement.types.Policy`. Objectives are no matter."""
+        return self._plain.may_come(query, snapshot)
+
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`.
 

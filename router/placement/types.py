@@ -429,6 +429,10 @@ class Policy(Protocol):
         """Whether a decode worker might compute the prompt though prefill workers are there."""
         ...
 
+    def may_come(self, query: Query, snapshot: Snapshot) -> bool:
+        """Whether there would be a placement if every worker had room, whoever refused before."""
+        ...
+
     @property
     def has_declined(self) -> bool:
         """Whether the newest ``place`` answered None for objectives alone: workers had room."""

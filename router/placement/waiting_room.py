@@ -13,6 +13,7 @@ from diptych.request_class import RequestClass
 from router.placement.claim import Asked
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue, Turn
+from router.placement.favourite import Favourite
 from router.placement.front_line import FrontLine
 from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 
@@ -29,10 +30,6 @@ _REST_S = 0.05  # before those are asked whom a pump did not reach
 # decode workers may have cached meanwhile what they begin with. A look costs a tenth of an offer.
 _LOOK_S = 1.0
 _MAX_LOOKS = 256
-# Others may be placed so often before one that waits again has what it needs; then it bars them ...
-_MAX_PASSED = 16
-# ... for so long at a time, s, as what it waits for may never come: twice as many pass it then.
-_MAX_BARRED_S = 2.0
 
 Soon = Callable[[Callable[[], None]], object]
 Later = Callable[[float, Callable[[], None]], object]  # after so many seconds
@@ -63,6 +60,10 @@ class Waiter(Protocol):
         """Whether a decode worker may compute its prompt by now."""
         ...
 
+    def may_come(self) -> bool:
+        """Whether it is room alone that it lacks: workers that are there could take it."""
+        ...
+
     def turn_away(self, error: DiptychError) -> None:
         """There is no place to wait; the waiter is out of the queue already."""
         ...
@@ -71,8 +72,9 @@ class Waiter(Protocol):
 class WaitingRoom:
     """The router's queue, and how many requests are on workers.
 
-    Whoever was placed once keeps a slot until ``leave``, and waits before all who were not,
-    in the order in which they came, if it must be placed again. The others have fair turns
+    Whoever was placed once may be on workers until ``leave``, and waits before all who were not,
+    in the order in which they came, if it must be placed again: others may have its slot
+    meanwhile, for what it waits for may never come. The others have fair turns
     (:class:`FairQueue`), which is the order in which they came where all are one tenant's and
     of one class; but other choices of a request of which one was placed are their tenant's next.
     Where too many wait, who came last of the tenant of whom most wait is turned away; choices
@@ -112,6 +114,7 @@ class WaitingRoom:
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
         self._front = FrontLine[Waiter]()
+        self._favourite = Favourite(self._front)
         self._fresh: FairQueue[Waiter] = FairQueue() if queue is None else queue
         self._clock = clock
         self._used = used
@@ -129,10 +132,6 @@ class WaitingRoom:
         self._holding_back = HoldingBack()
         self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
-        self._favoured: Waiter | None = None  # returned, and was not granted all it needs yet
-        self._num_passed = 0  # others that were placed meanwhile
-        self._may_pass = _MAX_PASSED
-        self._barred_since_s: float | None = None  # by it; None: it bars nobody
         self._is_pump_due = False
         self._rest_due_s = math.inf
 
@@ -150,7 +149,8 @@ class WaitingRoom:
 
     @property
     def num_placed(self) -> int:
-        return len(self._placed)
+        """That are on workers, or ask them."""
+        return len(self._placed) - len(self._front)
 
     def ends_in_s(self) -> float:
         """When those that wait now have probably been placed; half of it is chance."""
@@ -173,8 +173,7 @@ class WaitingRoom:
         slot = self._placed.get(waiter)
         if slot is not None:
             self._front.add(waiter, slot.arrival, turn.request_class)
-            if self._favoured is None:
-                self._favour_next()
+            self._favourite.entered()
         else:
             self._fresh.add(waiter, turn, self._clock(), is_choice=front)
             if not front:
@@ -188,8 +187,7 @@ class WaitingRoom:
 
     def take(self, waiter: Waiter) -> None:
         """``waiter`` got a placement: it waits no more, keeps a slot, and is charged, once."""
-        if self._favoured is not None and waiter is not self._favoured:
-            self._num_passed += 1
+        self._favourite.placed(waiter)
         turn = self._all.get(waiter, ANY_TURN)
         self._remove(waiter)
         if waiter not in self._placed:
@@ -198,8 +196,8 @@ class WaitingRoom:
 
     def settled(self, waiter: Waiter) -> None:
         """Workers granted all that its placement asked of them: it bars nobody. Idempotent."""
-        if waiter is self._favoured:
-            self._favour_next()
+        if waiter is self._favourite.one:
+            self._favourite.follow()
             self.pump_soon()
 
     def hold(self, waiter: Waiter) -> None:
@@ -218,8 +216,8 @@ class WaitingRoom:
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
         self._remove(waiter)
-        if waiter is self._favoured:
-            self._favour_next()
+        if waiter is self._favourite.one:
+            self._favourite.follow()
 
     def leave(self, waiter: Waiter, used_s: float | None = None) -> None:
         """``waiter`` is done, and took so much of the engines; None: what was expected.
@@ -250,9 +248,9 @@ class WaitingRoom:
         self._is_pump_due = False
         self._look_again()
         newcomers, self._newcomers = self._newcomers, []
-        if self._is_barred():
-            favoured = self._favoured
-            self._ask([favoured] if favoured and self._is_waiting(favoured) else (), set(), set())
+        if self._favourite.bars(self._clock()):
+            one = self._favourite.one
+            self._ask([one] if one and self._is_waiting(one) else (), set(), set())
             if self.num_waiting and self._has_room():
                 self._pump_rest_soon()
         else:
@@ -402,30 +400,10 @@ class WaitingRoom:
         self._num_looked_at = begin + _MAX_KINDS if len(some) == begin + _MAX_KINDS else 0
         return False
 
-    def _is_barred(self) -> bool:
-        """Whether nobody may pass the favoured one, as too many did already.
-
-        While it is placed it is waited for: until workers have granted it all, others would take
-        what it asks for.
-        """
-        if self._favoured is None or self._num_passed < self._may_pass:
-            return False
-        now_s = self._clock()
-        if self._barred_since_s is None:
-            self._barred_since_s = now_s
-        if now_s - self._barred_since_s > _MAX_BARRED_S:
-            self._num_passed, self._barred_since_s = 0, None
-            self._may_pass *= 2
-        return self._num_passed > 0
-
     @property
     def _num_requests(self) -> int:
         """That wait, of none of which another choice was placed."""
         return self.num_waiting - self._fresh.num_choices
-
-    def _favour_next(self) -> None:
-        self._favoured = self._front.first
-        self._num_passed, self._barred_since_s, self._may_pass = 0, None, _MAX_PASSED
 
     def _remove(self, waiter: Waiter) -> None:
         turn = self._all.pop(waiter, None)
@@ -457,7 +435,7 @@ class WaitingRoom:
 
     @property
     def _has_slots(self) -> bool:
-        return len(self._placed) < self._max_placed
+        return self.num_placed < self._max_placed
 
     def _is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all

@@ -90,6 +90,7 @@ class Dispatch:
         self._foretold: _Foretold | None = None  # of the first token that is to come
         self._going_on: _Foretold | None = None  # of the second, whose KV moves
         self._in_order: Paired | None = None  # placed newly, not all of which was asked for
+        self._asked: Query | None = None  # the newest that asked for a placement
         self._yields: bool | None = None  # its sequences, to those of others; None: never placed
 
     @property
@@ -102,6 +103,7 @@ class Dispatch:
         """Ask the policy, with the prompt's block keys."""
         cluster = self._services.cluster
         query = self._whole(query)
+        self._asked = query
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = ordered(policy.place(query, seen_by(query, snapshot)), snapshot)
         self._forget_second_half()
@@ -160,6 +162,11 @@ class Dispatch:
         is_near = self._beside is not None  # where another choice has all of the prompt
         services = self._services
         return is_near or services.policy.may_be_local(query, services.cluster.snapshot())
+
+    def may_come(self) -> bool:
+        """Whether workers that are there could take what was asked for last, had they room."""
+        services, query = self._services, self._asked
+        return query is None or services.policy.may_come(query, services.cluster.snapshot())
 
     def _prompt_keys(self) -> tuple[bytes, ...]:
         if self._keys is None:

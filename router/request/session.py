@@ -183,8 +183,7 @@ class Session:
     def poll(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """As ``next_event``, without waiting: None, too, while there is no more yet."""
         self._book_written()
-        num_waited = self._num_counted
-        if num_waited:
+        if num_waited := self._num_counted:
             self._uncount()
         if self._bug is not None:
             raise self._bug
@@ -276,6 +275,10 @@ class Session:
     def may_be_local(self) -> bool:
         """See :class:`router.placement.waiting_room.Waiter`."""
         return self._dispatch.may_be_local()
+
+    def may_come(self) -> bool:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        return self._dispatch.may_come()
 
     def turn_away(self, error: DiptychError) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""

@@ -220,6 +220,23 @@ async def test_lost_decode_worker_mid_stream(wide_model: Path, how: str) -> None
         victim.behaviour.silent = victim.behaviour.stalled = False
 
 
+async def test_who_waits_for_a_worker_that_is_away_keeps_no_slot_from_others(
+    wide_model: Path,
+) -> None:
+    async with running(wide_model, 1, 1, max_concurrent=1) as cluster:
+        decode = cluster.decode[0]
+        decode.behaviour.step_s = 0.02
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(cluster.generate(max_tokens=30))
+            await eventually(lambda: bool(decode.reservations), "never ran")
+            await decode.kill()
+            for _ in range(20):  # a prefill worker samples the only token
+                assert await cluster.generate(max_tokens=1, timeout_s=5.0) == expected(1)
+            assert not task.done()
+            await decode.start()
+        assert task.result() == expected(30)
+
+
 async def disturb(victim: FakeWorker, how: str) -> None:
     if how == "killed":
         await victim.kill()

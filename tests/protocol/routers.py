@@ -247,6 +247,9 @@ class Request:
     def may_be_local(self) -> bool:
         return True
 
+    def may_come(self) -> bool:
+        return True
+
     def turn_away(self, error: DiptychError) -> None:
         self.handle(events.TurnedAway(error))
 

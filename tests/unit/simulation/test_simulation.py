@@ -304,7 +304,7 @@ def test_whoever_had_to_wait_again_says_when_workers_granted_it_all(
     drew = Journey.drew_first
 
     def noted(self: Journey) -> None:
-        favoured.append(self._router.room._favoured is self)
+        favoured.append(self._router.room._favourite.one is self)
         drew(self)
 
     monkeypatch.setattr(Journey, "drew_first", noted)

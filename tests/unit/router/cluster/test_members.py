@@ -375,6 +375,9 @@ class Asker:
     def may_be_local(self) -> bool:
         return True
 
+    def may_come(self) -> bool:
+        return True
+
     def turn_away(self, error: DiptychError) -> None:
         raise AssertionError(error)
 

@@ -18,6 +18,7 @@ class Waiter:
         self.is_placed = False
         self.was_placed = False
         self.is_near = False
+        self.is_awaited = True  # there are workers that could take it
         self.told: list[bool] = []  # room_made, each time
 
     def offer(self, *, room_made: bool) -> None:
@@ -31,6 +32,9 @@ class Waiter:
 
     def may_be_local(self) -> bool:
         return self.is_near
+
+    def may_come(self) -> bool:
+        return self.is_awaited
 
     def turn_away(self, error: DiptychError) -> None:
         assert self.refusal is None

@@ -431,3 +431,27 @@ def test_another_choice_is_beside_the_first_one_until_somebody_failed_it() -> No
     assert policy.place(beside, BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
     failed = dataclasses.replace(beside, failed=frozenset({"p1"}))
     assert isinstance(policy.place(failed, BOTH), Paired)
+
+
+def test_what_lacks_room_alone_may_come() -> None:
+    full = Snapshot(
+        (view_p(P1, has_runway=False),), (view_d(D1, 4, max_num_seqs=4, num_available_blocks=0),)
+    )
+    refused = dataclasses.replace(QUERY, refused=frozenset({"p1", "d1"}))
+    policy = made(allow_local=False)
+    assert policy.place(refused, full) is None
+    assert policy.may_come(refused, full)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"num_max_tokens": 1001},
+        {"failed": frozenset({"p1"}), "needs_prefill": True},
+        {"failed": frozenset({"d1"})},
+    ],
+)
+def test_what_nobody_who_is_there_takes_may_not(lacking: dict[str, object]) -> None:
+    """Longer than any worker, or by workers that broke something for it."""
+    query = dataclasses.replace(QUERY, **lacking)  # type: ignore[arg-type]
+    assert not made().may_come(query, Snapshot((view_p(P1),), (view_d(D1),)))

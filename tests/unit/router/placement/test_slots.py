@@ -79,6 +79,27 @@ def test_it_is_placed_once_there_is_one() -> None:
     assert world.room.num_placed == 10
 
 
+def test_those_that_wait_again_leave_their_slots_to_others() -> None:
+    """What they wait for may be away for long."""
+    world = World(max_waiting=99, max_placed=10)
+    waiters = all_placed(world, 10)
+    for waiter in waiters:
+        waiter.takes = waiter.is_placed = False
+        world.room.enter(waiter, front=True)
+    others = [Taking(world, world.room) for _ in range(20)]
+    for other in others:
+        world.room.enter(other, front=False)
+    for _ in range(100):
+        world.now_s += 0.05
+        world.room.pump()
+    assert sum(other.is_placed for other in others) == 9, "the choice that waited has one, too"
+    assert world.room.num_placed == 10
+    for waiter in waiters:
+        waiter.takes = True
+    world.room.pump()
+    assert all(waiter.is_placed for waiter in waiters[:8]), "at once, whoever has their slots"
+
+
 class Counted(Taking):
     """Knows how often anybody of its kind is looked for."""
 

@@ -74,7 +74,7 @@ def test_one_that_loses_its_placement_within_its_offer_waits_in_front() -> None:
     world.room.enter(unlucky, front=False)
     other = world.waiter()
     world.run_scheduled()
-    assert (world.room.num_waiting, world.room.num_placed) == (1, 2)
+    assert (world.room.num_waiting, world.room.num_placed) == (1, 1)
     world.capacity = 1
     assert world.run_scheduled() == 1, "its fall made a pump due"
     assert world.order == [unlucky, other, unlucky]
@@ -209,6 +209,46 @@ def test_one_that_can_never_be_placed_bars_the_others_less_and_less() -> None:
         for one in world.order[1:]:
             world.room.leave(one)
     assert 60 < num_barred < 160, "tenths of a second"
+
+
+def test_one_that_nobody_who_is_there_could_take_bars_nobody() -> None:
+    """As where the only worker that is long enough is away: it is waited for, by that one alone."""
+    world = bars_in_vain(10_000)
+    (never,) = world.order
+    never.is_awaited = False
+    for _ in range(100):
+        world.now_s += 0.1
+        ten = [world.waiter() for _ in range(10)]
+        world.run_scheduled()
+        assert all(one.is_placed for one in ten)
+        for one in ten:
+            world.room.leave(one)
+    never.is_awaited = True
+    late = world.waiter()
+    world.run_scheduled()
+    assert not late.is_placed, "it may come now, and enough have passed it"
+
+
+def test_behind_one_that_bars_nobody_the_next_may() -> None:
+    world = World(capacity=2, max_waiting=99, max_placed=99)
+    hopeless = Never(world, world.room)
+    world.room.enter(hopeless, front=False)
+    large = world.waiter()
+    world.run_scheduled()
+    hopeless.is_awaited = False
+    returned(world, hopeless)
+    returned(world, large)
+    pass_it(world)
+    late = world.waiter()
+    world.run_scheduled()
+    assert large.told, "it is asked"
+    assert not late.told, "it is barred"
+    world.capacity = 2
+    world.room.pump()
+    assert large.is_placed
+    world.room.settled(large)
+    world.run_scheduled()
+    assert late.is_placed
 
 
 def passed() -> tuple[World, Waiter]:
@@ -402,6 +442,7 @@ class RoomMachine(RuleBasedStateMachine):
         self.world = World(capacity=2, max_waiting=3, max_placed=4)
         self.room = self.world.room
         self.inside: list[Waiter] = []
+        self.fallen: set[Waiter] = set()
 
     @rule()
     def enter(self) -> None:
@@ -420,6 +461,7 @@ class RoomMachine(RuleBasedStateMachine):
         if placed:
             waiter = data.draw(st.sampled_from(placed))
             waiter.is_placed = False
+            self.fallen.add(waiter)
             self.room.enter(waiter, front=True)
 
     @rule(data=st.data())
@@ -441,8 +483,9 @@ class RoomMachine(RuleBasedStateMachine):
     def everybody_is_somewhere(self) -> None:
         waiting = [waiter for waiter in self.inside if not waiter.is_placed]
         assert self.room.num_waiting == len(waiting)
-        assert self.room.num_placed == sum(waiter.was_placed for waiter in self.inside)
-        assert self.room.num_placed <= 4
+        assert self.room.num_placed == sum(waiter.is_placed for waiter in self.inside)
+        back = sum(waiter.is_placed for waiter in self.fallen.intersection(self.inside))
+        assert self.room.num_placed <= 4 + back, "only who was placed before comes beyond"
 
 
 TestRoom = RoomMachine.TestCase

@@ -154,6 +154,9 @@ class Client:
     def may_be_local(self) -> bool:
         return True
 
+    def may_come(self) -> bool:
+        return True
+
     def turn_away(self, error: DiptychError) -> None:
         raise AssertionError("there is room to wait")
 

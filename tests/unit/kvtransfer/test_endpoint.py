@@ -12,6 +12,7 @@ from kvtransfer.endpoint import TransferEndpoint, compare_layouts, stretch_bytes
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import Site, open_transport
+from kvtransfer.transports.inline import InlineTransport
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -132,3 +133,31 @@ async def test_a_library_that_hangs_as_it_is_opened_ends_that_in_time(
             )
     finally:
         goes_on.set()
+
+
+async def test_agents_that_have_started_are_closed_where_the_next_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    threads: list[threading.Thread] = []
+
+    class Noted(InlineTransport):
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def opened(name: TransportName, site: Site) -> Transport:
+        threads.append(threading.current_thread())
+        if name == "inline":
+            return Noted(site.memory)
+        raise ConfigurationError("ucxx is not installed")
+
+    monkeypatch.setattr(endpoints, "open_transport", opened)
+    config = TransferConfig(transports=("inline", "ucxx"))
+    layout = common_pb2.KVLayout(digest_level=config.digest_level, block_bytes=16)
+    with pytest.raises(ConfigurationError, match="not installed"):
+        await TransferEndpoint.open(
+            config, incarnation="i", layout=layout, memory=HostMemory(bytearray(64), 16)
+        )
+    assert closed == ["inline"]
+    assert len(threads) == 2
+    assert not any(thread.is_alive() for thread in threads), "nor is their thread left"

@@ -1,5 +1,6 @@
-"""How a pull names the end of its stream."""
+"""How a pull reads its stream, and names its end."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,9 +9,9 @@ import grpc
 import pytest
 
 from diptych.timers import Timers
-from diptych.v1 import decode_pb2, kv_source_pb2
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
 from kvtransfer.memory import HostMemory
-from kvtransfer.reader.fetch_driver import FetchDriver, FetchPlan
+from kvtransfer.reader.fetch_driver import MAX_UNWRITTEN_MESSAGES, FetchDriver, FetchPlan
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
@@ -97,3 +98,22 @@ async def test_a_source_that_refuses_while_we_write_is_not_lost() -> None:
     with pytest.raises(PullError, match="not for you") as caught:
         await driver()._receive(cast(Any, RefusedCall()))
     assert caught.value.failure == decode_pb2.PULL_FAILURE_TRANSPORT
+
+
+class Beating(Call):
+    """Its source only beats, and then ends it."""
+
+    num_beats = MAX_UNWRITTEN_MESSAGES + 1
+
+    async def read(self) -> object:
+        self.num_beats -= 1
+        if self.num_beats < 0:
+            return self.last
+        return kv_source_pb2.FetchEvent(heartbeat=common_pb2.Heartbeat())
+
+
+async def test_heartbeats_take_no_room_in_the_window() -> None:
+    """Only data does: nobody takes a heartbeat out of it."""
+    with pytest.raises(PullError, match="ended the stream"):
+        async with asyncio.timeout(2):
+            await driver()._receive(cast(Any, Beating(object())))

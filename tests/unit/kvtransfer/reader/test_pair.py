@@ -30,6 +30,7 @@ class Source:
     def __init__(self, offered: set[str], good: set[str]) -> None:
         self.offered = offered
         self.good = good
+        self.num_asked = 0
         self.tried: list[str] = []
         self.closed: list[str] = []
         self.usable = True  # what it is read by, from now on
@@ -38,6 +39,7 @@ class Source:
 
     async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
         await asyncio.sleep(0)
+        self.num_asked += 1
         common = [name for name in wanted if name in self.offered]
         if not common:
             raise LayoutMismatchError(f"transports: {wanted}, {self.offered}")
@@ -77,7 +79,7 @@ class Pair(SourcePair):
             self._machine.prove(ProvenLink(source.link(transport), 1e9), "nixl: refused")
         self.num_changes = 0
 
-    def _dial(self, address: str, role: str) -> None:
+    def _dial(self, address: str, role: str) -> object:
         self.num_dialled += 1
         raise ssl.SSLError("no certificate")
 

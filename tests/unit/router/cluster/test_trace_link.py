@@ -19,8 +19,10 @@ from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.worker.status import WatchServicer, WorkerStatus
 from router.cluster import trace_link
 from router.cluster.trace_link import TraceLink
+from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset, WorkerClock
 from router.placement.types import WorkerId
+from tests.unit.router.cluster.world import FakeChannel, World
 
 seconds = st.integers(0, 10**6)
 SKEW_S = 3600.0
@@ -220,3 +222,16 @@ async def test_at_the_end_a_worker_that_does_not_answer_is_given_up(
     assert [record.message for record in caplog.records] == [
         "a worker did not hear which traces to send"
     ]
+
+
+@pytest.mark.usefixtures("no_sockets")
+async def test_a_router_that_ends_tells_its_workers_which_traces_to_send(
+    watch: FakeWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``watch`` answers for both of them."""
+    monkeypatch.setattr(WorkerWatch, "channel", FakeChannel())
+    cluster = World(decode=2).cluster
+    for hold, view in enumerate(cluster.snapshot().decode, start=HOLD):
+        cluster.tell_trace(view.worker, hold, keep=True)
+    await cluster.finish_traces()
+    assert (watch.num_calls, sorted(watch.kept)) == (2, [HOLD, HOLD + 1])

@@ -372,6 +372,14 @@ def test_what_workers_measured_decides() -> None:
     assert made().place(QUERY, Snapshot((view_p(P1),), full)) == Paired(P1, D2)
 
 
+def test_a_prefill_worker_that_has_measured_nothing_counts_as_the_fastest() -> None:
+    """A long queue at one that has is no reason to go there."""
+    views = (view_p(P1, 5000, tokens_per_s=500), view_p(P2, 300))
+    assert made().place(QUERY, Snapshot(views, (view_d(D1),))) == Paired(P2, D1)
+    views = (view_p(P1, 200, tokens_per_s=500), view_p(P2, 300))
+    assert made().place(QUERY, Snapshot(views, (view_d(D1),))) == Paired(P1, D1)
+
+
 def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     policy = made()
     holds(policy, D1, KEYS)

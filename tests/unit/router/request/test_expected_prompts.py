@@ -142,6 +142,25 @@ async def test_what_another_prompt_brought_stays_when_one_is_refused(
     assert world.num_believed(PREFILL) == NUM_BLOCKS, "of what only the refused one had, nothing"
 
 
+async def test_what_a_lease_brought_is_settled_once_and_another_still_expects_the_same(
+    world: World,
+) -> None:
+    """When it is computed, and not again when its lease is closed."""
+    computed, waiting = world.request(), world.request()
+    for sequence_id, request in enumerate((computed, waiting), start=1):
+        request.open_lease(actions.OpenLease(PREFILL, sequence_id, 0), (), Deaf())
+        request.heard(events.Accepted(sequence_id, 0))
+    computed.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
+    computed.close_lease(1)
+    for _ in range(3):
+        world.tells(PREFILL)
+        assert world.num_believed(PREFILL) == NUM_BLOCKS, "the other waits there to be computed"
+    waiting.close_lease(2)
+    for num_believed in (NUM_BLOCKS, 0):
+        world.tells(PREFILL)
+        assert world.num_believed(PREFILL) == num_believed
+
+
 async def test_nothing_is_expected_of_a_worker_that_was_forgotten(world: World) -> None:
     world.welcomes(DECODE)
     decode = world.cluster._decode[DECODE.address]

@@ -19,6 +19,7 @@ from diptych.v1 import decode_pb2
 from router.generation.answer import KVPath
 from router.placement.types import DecodeOnly, Paired, Placement, Query, Why
 from router.request import actions
+from router.request.request_state import RequestState
 from tests.unit.router.request.world import (
     LENGTH,
     PROMPT,
@@ -193,6 +194,18 @@ def test_lost_prefill_after_proof_needs_only_the_token() -> None:
     world.tokens(20, 21, 22, 23)
     world.end_reservation(LENGTH)
     assert world.outcome == LENGTH
+
+
+def test_lost_prefill_before_decode_answered_is_computed_once_it_has() -> None:
+    world = World(prefills=("p1",)).begin()
+    world.prefills = []
+    world.lose_lease()
+    assert not world.ran_locally
+    states = [world.machine.state]
+    world.reserve(cached=0)
+    assert world.ran_locally
+    states.append(world.machine.state)
+    assert states == [RequestState.PLACED, RequestState.DECODING]
 
 
 def test_lost_decode_before_proof_binds_another_to_the_lease() -> None:

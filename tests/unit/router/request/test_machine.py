@@ -11,6 +11,7 @@ from diptych.errors import (
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import actions, events
+from router.request.request_state import RequestState
 from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
 
 
@@ -43,6 +44,16 @@ def test_the_plain_path() -> None:
     assert machine.attempt.kv_path == KVPath.DISAGGREGATED
     assert machine.attempt.transfer is not None
     world.check_nothing_is_held()
+
+
+def test_a_sequence_that_was_handed_off_is_decoding() -> None:
+    world = World().begin()
+    world.bind()
+    world.first()
+    states = [world.machine.state]
+    world.prove()
+    states.append(world.machine.state)
+    assert states == [RequestState.PLACED, RequestState.DECODING]
 
 
 def test_proof_before_the_first_token_waits_for_it() -> None:

@@ -20,6 +20,7 @@ from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
+from router.untaken import Taker, Untaken
 from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.request.dispatch_world import DECODE, PROMPT, Untraced, World, opened
 
@@ -63,6 +64,8 @@ class Run:
         interval: int = 1,
         split: AnswerSplit | None = None,
         max_tokens: int = 4,
+        max_unsent: int = 9,
+        taker: Taker | None = None,
     ) -> None:
         self.outlet, self.observer = Taking(), Booking()
         self._num_tokens = len(PROMPT)
@@ -73,7 +76,7 @@ class Run:
             Detokenizer(tokenizer),
             received_s=0.0,
             clock=lambda: 1.0,
-            max_unsent=9,
+            max_unsent=max_unsent,
             interval=interval,
             split=split,
         )
@@ -86,6 +89,7 @@ class Run:
             deadline_s=None,
             on_failed=lambda: None,
             outlet=self.outlet,
+            taker=taker,
         )
         self.session.start()
         world.services.room.pump()
@@ -219,4 +223,20 @@ async def test_tokens_that_go_out_together_do_so_past_the_task_too(
         run.tell(C)
         assert run.outlet.taken == ["bc"]
         rest.cancel()
+    run.session.close()
+
+
+async def test_what_was_taken_and_not_written_counts_as_unread_until_the_next_is_asked_for(
+    world: World, tokenizer: Tokenizer
+) -> None:
+    taker = Untaken(lambda: 0.0).open("client")
+    run = Run(world, tokenizer, max_tokens=40, max_unsent=30, taker=taker)
+    for _ in range(20):
+        run.tell(A)
+    num_unread = taker.num_bytes
+    assert num_unread > 0
+    assert isinstance(run.session.poll(), Delta)
+    assert taker.num_bytes == num_unread, "it is being written"
+    assert run.session.poll() is None
+    assert taker.num_bytes == 0
     run.session.close()

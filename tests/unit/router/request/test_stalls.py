@@ -71,3 +71,11 @@ def test_time_in_the_queue_is_no_lack_of_progress() -> None:
     world.reserve()
     world.grant()
     assert world.machine.wake_at_s is None, "nothing runs, nothing is due"
+
+
+def test_a_sequence_that_is_excused_is_looked_at_again_one_bound_later() -> None:
+    world = World(prefills=(), max_tokens=9).begin()
+    world.reserve(cached=0)
+    assert world.machine.wake_at_s == world.now + TIMERS.sequence_progress_s
+    world.pass_time(TIMERS.sequence_progress_s)
+    assert world.machine.wake_at_s == world.now + TIMERS.sequence_progress_s

@@ -11,6 +11,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
+from diptych.cancellation import is_told_to_end
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.call_end import CallEnd, Ending
 from diptych.rpc.liveness import Liveness
@@ -147,8 +148,7 @@ class ClientStream(Generic[Event]):
             said = await self._end.error(error)
             return NoWorkerError("it ended the stream") if said is None else from_rpc_error(said)
         except asyncio.CancelledError:  # of the call, or of this task
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_told_to_end():
                 raise
             return NoWorkerError(self._lost or "the stream was cancelled")
         finally:

@@ -50,7 +50,12 @@ class MetricsServer:
 
         def app(environ: dict[str, Any], start_response: Any) -> Any:
             accept = readable_accept(environ.get("HTTP_ACCEPT", ""))
-            return metrics({**environ, "HTTP_ACCEPT": accept}, start_response)
+            try:
+                return metrics({**environ, "HTTP_ACCEPT": accept}, start_response)
+            except TimeoutError:
+                logger.warning("metrics not told: the event loop does not answer")
+                start_response("503 Service Unavailable", [("Content-Length", "0")])
+                return [b""]
 
         self._server = cast(_Server, make_server(host, port, app, Server, _Handler))
         self._server.max_connections = max_connections

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import grpc
 
+from diptych.cancellation import is_told_to_end
 from diptych.rpc.call_end import CallEnd
 from diptych.rpc.liveness import Liveness
 from diptych.rpc.status import from_failure, from_rpc_error
@@ -164,8 +165,7 @@ class FetchDriver:
             if said is not None:
                 failure = stream_failure(from_rpc_error(said))
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_told_to_end():
                 raise
             # the peer's status was CANCELLED
             failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source cancelled")

@@ -4,10 +4,10 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
 
 from diptych.telemetry.metrics_server import MetricsServer
 
@@ -53,6 +53,29 @@ def scraped(port: int, accept: str = "*/*") -> str:
     with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
         text: bytes = answer.read()
     return text.decode()
+
+
+def test_who_asks_while_nobody_can_answer_hears_so(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where the event loop is stuck: one line in the log, and no traceback beside it."""
+
+    class Stuck(CollectorRegistry):
+        def collect(self) -> Iterator[Metric]:
+            raise TimeoutError
+
+    server = MetricsServer("127.0.0.1", 0, Stuck())
+    try:
+        with pytest.raises(HTTPError) as caught:
+            scraped(server.port)
+        caught.value.close()
+    finally:
+        server.close()
+    assert caught.value.code == 503
+    assert [each.message for each in caplog.records] == [
+        "metrics not told: the event loop does not answer"
+    ]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_who_asks_is_told_the_metrics() -> None:

@@ -1,7 +1,10 @@
 """How a pull reads its stream, and names its end."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +13,7 @@ import pytest
 
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
+from kvtransfer.first_done import first_to_end
 from kvtransfer.memory import HostMemory
 from kvtransfer.reader.fetch_driver import MAX_UNWRITTEN_MESSAGES, FetchDriver, FetchPlan
 from kvtransfer.reader.proven_link import Link
@@ -117,3 +121,30 @@ async def test_heartbeats_take_no_room_in_the_window() -> None:
     with pytest.raises(PullError, match="ended the stream"):
         async with asyncio.timeout(2):
             await driver()._receive(cast(Any, Beating(object())))
+
+
+class Waiting(Call):
+    """Its source says nothing."""
+
+    async def read(self) -> object:
+        await asyncio.Event().wait()
+        raise AssertionError("it was to wait")
+
+
+async def test_a_pull_that_is_over_keeps_its_call_no_longer() -> None:
+    """Else a channel to a source that is gone stayed open until the next collection of garbage."""
+
+    async def pulled() -> weakref.ref[Call]:
+        call = Waiting(None)
+        known = weakref.ref[Call](call)
+        receive = partial(driver()._receive, cast(Any, call))
+        await first_to_end(receive=receive, drive=partial(asyncio.sleep, 0))
+        return known
+
+    gc.disable()
+    try:
+        known = await pulled()
+        await asyncio.sleep(0)
+        assert known() is None
+    finally:
+        gc.enable()

@@ -333,7 +333,7 @@ class _Candidates:
         where the request does not keep them out.
         """
         num_tokens = self._query.num_tokens
-        lasting = lasting_prompts_ratio(view)
+        lasting = lasting_prompts_ratio(view, num_tokens)
         if view.worker not in self._parts.decoding or not lasting:
             return of_decode(view, num_tokens)
         plain = of_decode(view, num_tokens, 0.0)

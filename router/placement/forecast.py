@@ -16,6 +16,7 @@ from router.placement.types import DecodeView, EngineView, PrefillView
 _NINE_OF_TEN = 1.2816  # standard deviations
 _SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
+_LONG_PROMPT_S = 2.5  # that one takes: of two of them it says little what prompts took of late
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
 _NOTHING: Final = StepWork()
 
@@ -183,7 +184,7 @@ def of_decode(
         return None
     cost, there = engine.model.decode, engine.decoding
     num_rows = max(view.num_sequences, there.num_decode_rows)
-    ratio = lasting_prompts_ratio(view) if prompts_ratio is None else prompts_ratio
+    ratio = lasting_prompts_ratio(view, num_tokens) if prompts_ratio is None else prompts_ratio
     left_ratio = 1.0 - min(ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
@@ -194,14 +195,20 @@ def of_decode(
     return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
 
 
-def lasting_prompts_ratio(view: DecodeView) -> float:
-    """What prompts will take of its time: as much as they did of late, unless it is idle now.
+def lasting_prompts_ratio(view: DecodeView, num_tokens: int) -> float:
+    """What prompts will take of its time: as much as they did of late, but of an idle one less
+    the longer a prompt of so many tokens takes there.
 
-    Else whoever has just computed a long prompt, of half a minute, would look for as long as if
-    it hardly decoded, and all others would be sent where sequences are.
+    A worker says it of the last five seconds or so. Of prompts that take as long it says only
+    that one has just been there: an idle worker would look as if it hardly decoded, and requests
+    be sent to the busy ones, or refused. Of short prompts it tells where more will come.
     """
+    engine = view.engine
     is_idle = not (view.num_sequences or view.num_pending_tokens)
-    return 0.0 if is_idle else view.prefill_time_ratio
+    if not is_idle or engine is None or not engine.knows_prefill:
+        return view.prefill_time_ratio
+    prompt_s = num_tokens * engine.model.prefill.prefill_token_s
+    return view.prefill_time_ratio / (1.0 + (prompt_s / _LONG_PROMPT_S) ** 2)
 
 
 def alone_s(view: DecodeView, num_tokens: int) -> float | None:

@@ -23,7 +23,7 @@ def requests() -> Iterator[Shape]:
 
 
 def test_nothing_is_refused_that_idle_workers_would_serve_in_time() -> None:
-    """Whoever has just computed such a prompt is no slower for it: 35 of 78 had been refused."""
+    """Whoever has just computed such a prompt is hardly slower for it: 35 of 78 were refused."""
     workers = Workers(LIMITS, LIMITS, DEMO)
     placing = Placing("predicted", GOALS, local_below_tokens=64, may_refuse=True)
     setup = Setup(Split(0, 0, 3), workers, Wires(), placing=placing)

@@ -174,7 +174,7 @@ def test_what_it_computed_of_prompts_keeps_nobody_from_a_worker_that_bears_no_mo
 
     Who bears prompts beside its tokens is told that there will be some.
     """
-    policy, before = parted(), soft(num_rows=1)
+    policy, before = parted(), soft(num_rows=0)
     first, other = before.decode
     after = replace(before, decode=(first, replace(other, prefill_time_ratio=0.5)))
     for tpot_s, is_slower in ((0.055, False), (0.5, True)):

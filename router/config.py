@@ -141,8 +141,7 @@ class RouterConfig(ProcessConfig):
         256,
         ge=1,
         le=_MOST_REQUESTS,
-        description="Requests that may be on workers at a time; more wait, but for those that were "
-        "there and lost a worker.",
+        description="Requests that may be on workers at a time; more wait.",
     )
     max_connection_age_s: GrpcSeconds = Field(
         30.0,

@@ -54,7 +54,10 @@ class Favourite(Generic[T]):
 
     def bars(self, now_s: float) -> bool:
         """Whether nobody may pass it, as too many did already."""
-        if self.one is None or self._num_passed < self._may_pass or not self._is_awaited():
+        if self.one is None or self._num_passed < self._may_pass:
+            return False
+        if not self._is_awaited():
+            self._barred_since_s = None
             return False
         if self._barred_since_s is None:
             self._barred_since_s = now_s
@@ -69,5 +72,6 @@ class Favourite(Generic[T]):
             return True
         few = itertools.islice(self._front.in_order(), _MAX_LOOKS)
         found = next((each for each in few if each.may_come()), None)
-        self.one = found or self.one
+        if found is not None and found is not self.one:
+            self.one, self._barred_since_s, self._may_pass = found, None, _MAX_PASSED
         return found is not None

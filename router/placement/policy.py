@@ -272,11 +272,9 @@ class LeastLoaded:
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
-        if (
-            snapshot.has_prefill_pool
-            and snapshot.has_prefill
-            and not self.may_be_local(query, snapshot)
-        ):
+        # A single token takes no pair.
+        has_prefill = bool(snapshot.prefill) if query.prefill_alone else snapshot.has_prefill
+        if snapshot.has_prefill_pool and has_prefill and not self.may_be_local(query, snapshot):
             return None
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         if best is None:
@@ -286,16 +284,18 @@ class LeastLoaded:
             why = Why.CHOICE
         elif query.failed or query.failed_pairs:
             return None
-        elif not snapshot.has_prefill:
-            why = Why.NO_PREFILL if self.allow_local else None
-        elif self.num_missing(query, best.worker) < self._local_below_tokens:
+        elif not has_prefill and self.allow_local:
+            why = Why.NO_PREFILL
+        elif snapshot.prefill and self.num_missing(query, best.worker) < self._local_below_tokens:
             why = Why.CHOICE
         return None if why is None else self._decode_only(query, best, why)
 
     def _recompute(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
-        """Decode alone, because every prefill worker that is alive failed this request."""
+        """Decode alone, because every prefill worker that is alive failed this request, or cannot
+        be pulled from.
+        """
         if query.needs_prefill or not self._allow_recompute:
             return None
         if not (query.failed or query.failed_pairs):

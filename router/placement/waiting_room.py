@@ -72,9 +72,9 @@ class Waiter(Protocol):
 class WaitingRoom:
     """The router's queue, and how many requests are on workers.
 
-    Whoever was placed once may be on workers until ``leave``, and waits before all who were not,
-    in the order in which they came, if it must be placed again: others may have its slot
-    meanwhile, for what it waits for may never come. The others have fair turns
+    Whoever was placed once keeps a slot until ``leave``, and waits before all who were not,
+    in the order in which they came, if it must be placed again; where all slots are taken others
+    may have its own while no worker that is there could take it. The others have fair turns
     (:class:`FairQueue`), which is the order in which they came where all are one tenant's and
     of one class; but other choices of a request of which one was placed are their tenant's next.
     Where too many wait, who came last of the tenant of whom most wait is turned away; choices
@@ -122,6 +122,7 @@ class WaitingRoom:
             OrderedDict()
         )  # that wait; who was asked last is the last
         self._placed: dict[Waiter, _Slot] = {}
+        self._lost = set[Waiter]()  # of these, for whom there was no worker when they asked last
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
         self._kinds = Counter[Asked]()  # of all that wait
@@ -149,8 +150,8 @@ class WaitingRoom:
 
     @property
     def num_placed(self) -> int:
-        """That are on workers, or ask them."""
-        return len(self._placed) - len(self._front)
+        """That are on workers, ask them, or wait for what some of them could give."""
+        return len(self._placed) - len(self._lost)
 
     def ends_in_s(self) -> float:
         """When those that wait now have probably been placed; half of it is chance."""
@@ -381,6 +382,13 @@ class WaitingRoom:
             self._offer(waiter, room_made=room_made)
             pace_s = min(pace_s, self._pace_s(waiter))
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
+            self._note_if_lost(waiter)
+
+    def _note_if_lost(self, waiter: Waiter) -> None:
+        """It was asked. Where slots are left nobody needs its own."""
+        self._lost.discard(waiter)
+        if waiter in self._front and not self._has_slots and not waiter.may_come():
+            self._lost.add(waiter)
 
     def _offer(self, waiter: Waiter, *, room_made: bool) -> None:
         """It is held no more, unless it says so again: it may wait for nothing but room by now."""
@@ -413,6 +421,7 @@ class WaitingRoom:
         self._held.pop(waiter, None)
         self._fresh.remove(waiter)
         self._front.remove(waiter)
+        self._lost.discard(waiter)
 
     def _tightest_s(self) -> float:
         return min(map(self._pace_s, self._held), default=math.inf)

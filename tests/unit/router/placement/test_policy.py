@@ -276,6 +276,17 @@ def test_none_that_anybody_can_pull_from_is_as_none_alive(allowed: bool) -> None
     assert policy.place(QUERY, not_yet) is None
 
 
+def test_what_needs_no_pair_is_placed_as_if_there_were_one() -> None:
+    """A single token is the prefill worker's, and a short prompt the decode worker's own."""
+    alone = view_d(D1, proven=frozenset(), unreadable=frozenset({P1.incarnation}))
+    snapshot = Snapshot((view_p(P1),), (alone,))
+    single = dataclasses.replace(QUERY, num_max_tokens=QUERY.num_tokens + 1)
+    assert made().place(single, snapshot) == PrefillOnly(P1)
+    short = Query(num_tokens=20, num_max_tokens=60)
+    policy = made(allow_local=False, below=64)
+    assert policy.place(short, snapshot) == DecodeOnly(D1, Why.CHOICE)
+
+
 def test_what_cannot_be_pulled_from_keeps_no_failed_request_waiting() -> None:
     alone = view_d(D1, proven=frozenset({P2.incarnation}), unreadable=frozenset({P1.incarnation}))
     both = Snapshot((view_p(P1), view_p(P2)), (alone,))

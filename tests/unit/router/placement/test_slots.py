@@ -79,12 +79,14 @@ def test_it_is_placed_once_there_is_one() -> None:
     assert world.room.num_placed == 10
 
 
-def test_those_that_wait_again_leave_their_slots_to_others() -> None:
-    """What they wait for may be away for long."""
+@pytest.mark.parametrize("may_come", [True, False])
+def test_those_whom_no_worker_could_take_leave_their_slots_to_others(may_come: bool) -> None:
+    """What they wait for may be away for long. Who was only refused keeps its own."""
     world = World(max_waiting=99, max_placed=10)
     waiters = all_placed(world, 10)
     for waiter in waiters:
         waiter.takes = waiter.is_placed = False
+        waiter.is_awaited = may_come
         world.room.enter(waiter, front=True)
     others = [Taking(world, world.room) for _ in range(20)]
     for other in others:
@@ -92,7 +94,8 @@ def test_those_that_wait_again_leave_their_slots_to_others() -> None:
     for _ in range(100):
         world.now_s += 0.05
         world.room.pump()
-    assert sum(other.is_placed for other in others) == 9, "the choice that waited has one, too"
+    num_placed = sum(other.is_placed for other in others)
+    assert num_placed == (0 if may_come else 9), "the choice that waited has one, too"
     assert world.room.num_placed == 10
     for waiter in waiters:
         waiter.takes = True

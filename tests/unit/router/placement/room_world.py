@@ -78,3 +78,9 @@ def pass_it(world: World) -> None:
         small = Waiter(world, world.room)
         world.room.take(small)
         world.room.leave(small)
+
+
+def returned(world: World, waiter: Waiter) -> None:
+    """``waiter`` loses its placement and waits again."""
+    waiter.is_placed = False
+    world.room.enter(waiter, front=True)

@@ -354,7 +354,7 @@ class Attempt:
             self._router.policy.cache.expect(incarnation, self._request.block_keys)
         if held.seq.to_pull:  # all of it is there already
             self._settle_reservation(held)
-        held.seat.seen.started(self._request.number)
+        held.seat.seen.started(self._request.number, self._agenda.now_s)
         self._later(lambda: self._run(held))
 
     def _run(self, held: _Reservation) -> None:

@@ -10,11 +10,10 @@ from diptych.block_needs import ShippedBytes
 from diptych.paced import Paced, tightest
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.decode_load import DecodeLoad
 from router.placement.forecast import computes_none_s
-from router.placement.local_prompts import LocalPrompts
-from router.placement.own_sequences import OwnSequences
 from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
-from router.placement.promises import OwnPromises, Promise
+from router.placement.promises import Promise
 from router.placement.runway import Runway
 from router.placement.takes import PrefillTakes, decode_takes, is_more
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
@@ -162,79 +161,69 @@ class DecodeSeen:
         self._shipped = shipped
         self._on_change = on_change
         self.beside: PrefillSeen | None = None  # the same worker, as one that computes prompts
-        self._own, self._num_others = OwnSequences(), 0  # sequences
-        self._prompts = LocalPrompts()
-        self._promises = OwnPromises(owner)
+        self._load = DecodeLoad(owner)
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
         took = decode_takes(self.view())
         self._told = told
-        self._num_others = max(0, told.num_sequences - len(self._own))
-        self._prompts.told()
-        self._promises.told(told.paced)
+        self._load.told(told.num_sequences, told.paced, told.at_s)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     def asked(self, number: int, payer: bytes | None, num_tokens: int, promise: Promise) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
-        self._own.add(number, payer)
-        self._promises.placed(number, promise)
-        if num_tokens:
-            self._prompts.asked(number, num_tokens)
+        self._load.asked(number, payer, promise, num_tokens)
         self._on_change(False)
 
     def reserved(self, number: int, num_cached_tokens: int) -> None:
         """One of ours has its blocks, and so many tokens of its prompt in them already."""
-        if self._prompts.reserved(number, num_cached_tokens):
+        if self._load.reserved(number, num_cached_tokens):
             self._on_change(False)
 
-    def started(self, number: int) -> None:
+    def started(self, number: int, now_s: float) -> None:
         """One of ours is to run."""
-        self._prompts.started(number)
+        self._load.started(number, now_s)
 
     def drew_first(self, number: int) -> None:
         """One of ours has its first token from there."""
-        self._promises.drew(number)
-        if self._prompts.over(number):
+        if self._load.drew(number):
             self._on_change(False)
 
     def ended(self, number: int) -> None:
         """One of ours is over."""
         took = decode_takes(self.view())
-        self._own.remove(number)
-        self._prompts.over(number)
-        self._promises.over(number)
+        self._load.over(number)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     @property
     def num_ended_rows(self) -> int:
         """Of ours, that decoded when the worker told."""
-        return self._promises.num_ended
+        return self._load.num_ended_rows
 
     @property
     def num_own_sequences(self) -> int:
         """Of the router, on this worker."""
-        return len(self._own)
+        return self._load.num_own
 
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
-        return self._prompts.num_tokens
+        return self._load.num_sent_tokens
 
     def view(self) -> DecodeView:
         """As of now."""
-        told, beside = self._told, self.beside
+        told, load, beside = self._told, self._load, self.beside
         num_sent = self.num_sent_tokens + (0 if beside is None else beside.num_sent_tokens)
         num_computed = 0 if beside is None else beside.num_computed_tokens
         return DecodeView(
             worker=self._worker,
-            num_sequences=len(self._own) + self._num_others,
+            num_sequences=load.num_sequences,
             max_model_len=told.max_model_len,
             local_prefill=told.local_prefill,
             proven=self._proven,
             max_num_seqs=told.max_num_seqs,
-            own_shares=self._own.shares(),
-            promised=self._promises.promised,
+            own_shares=load.shares,
+            promised=load.promised,
             num_pending_tokens=told.work.num_prefill_tokens + num_sent,
             num_available_blocks=told.num_available_blocks,
             num_blocks=told.num_blocks,
@@ -247,7 +236,7 @@ class DecodeSeen:
             engine=told.engine_view(
                 num_sent,
                 num_computed,
-                self._promises.still_there(told.paced),
-                self.num_ended_rows,
+                load.paced,
+                load.num_ended_rows,
             ),
         )

@@ -12,9 +12,8 @@ from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from router.cluster import wrong_forms
 from router.cluster.watch import WorkerWatch
 from router.placement.answer_length import AnswerLength
-from router.placement.local_prompts import LocalPrompts
-from router.placement.own_sequences import OwnSequences, Shares
-from router.placement.promises import OwnPromises, Promise
+from router.placement.decode_load import DecodeLoad
+from router.placement.promises import Promise
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -54,29 +53,12 @@ class DecodeLink:
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
-        self.local_prompts = LocalPrompts()
-        self.promises = OwnPromises(router_incarnation)
+        self.load = DecodeLoad(router_incarnation)
         self._listeners: dict[int, ReservationListener] = {}
-        self._sequences = OwnSequences()
-        self._unheard: set[int] = set()  # of these, such as the worker has said nothing of
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
         self._is_there = asyncio.Event()
         self.watch_changed()
-
-    @property
-    def num_sequences(self) -> int:
-        """Of this router, on this worker."""
-        return len(self._sequences)
-
-    @property
-    def num_heard(self) -> int:
-        """Of these, such as the worker has answered: the others may be on their way to it."""
-        return len(self._sequences) - len(self._unheard)
-
-    def own_shares(self) -> Shares:
-        """Whose those are."""
-        return self._sequences.shares()
 
     def reserve(
         self,
@@ -92,11 +74,12 @@ class DecodeLink:
             return False
         self._listeners[command.sequence_id] = listener
         is_batch = command.spec.yields or command.spec.tier == RequestClass.BATCH.tier
-        self._sequences.add(command.sequence_id, None if is_batch else command.spec.payer)
-        self._unheard.add(command.sequence_id)
-        self.promises.placed(command.sequence_id, _promise(command.spec, answer))
-        if not command.to_pull:
-            self.local_prompts.asked(command.sequence_id, len(command.spec.token_ids))
+        self.load.asked(
+            command.sequence_id,
+            None if is_batch else command.spec.payer,
+            _promise(command.spec, answer),
+            0 if command.to_pull else len(command.spec.token_ids),
+        )
         self._send(decode_pb2.DecodeCommand(reserve=command))
         self._on_change(self)
         return True
@@ -107,14 +90,13 @@ class DecodeLink:
 
     def start(self, command: decode_pb2.Start) -> None:
         """Send a Start."""
-        now_s = self.watch.heard_s + self.watch.since_heard_s
-        self.local_prompts.started(command.sequence_id, now_s)
+        self.load.started(command.sequence_id, self.watch.now_s)
         self._send(decode_pb2.DecodeCommand(start=command))
 
     def release(self, sequence_id: int) -> None:
         """Send a Release; nothing more is heard of the sequence. Idempotent."""
         if self._listeners.pop(sequence_id, None) is not None:
-            self._forget(sequence_id)
+            self.load.over(sequence_id)
             release = decode_pb2.Release(sequence_id=sequence_id)
             self._send(decode_pb2.DecodeCommand(release=release))
             self._on_change(self)
@@ -162,7 +144,7 @@ class DecodeLink:
                 extra={
                     "worker": self.watch.address,
                     "why": ended.message,
-                    "num_sequences": self.num_sequences,
+                    "num_sequences": self.load.num_own,
                 },
             )
         self._break(ended.message)
@@ -176,8 +158,7 @@ class DecodeLink:
             for tokens in event.step.sequences:
                 listener = self._listeners.get(tokens.sequence_id)
                 if listener is not None:
-                    self.promises.drew(tokens.sequence_id)
-                    if self.local_prompts.over(tokens.sequence_id):
+                    if self.load.drew(tokens.sequence_id):
                         self._on_change(self)
                     wrong = wrong_forms.of_tokens(tokens)
                     if wrong is None:
@@ -192,12 +173,12 @@ class DecodeLink:
             sequence_id = getattr(event, kind).sequence_id
             if kind == "ended":
                 listener = self._listeners.pop(sequence_id, None)
-                self._forget(sequence_id)
+                self.load.over(sequence_id)
                 self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
-                self._unheard.discard(sequence_id)
-            if kind == "reserved" and self.local_prompts.reserved(
+                self.load.answered(sequence_id)
+            if kind == "reserved" and self.load.reserved(
                 sequence_id, event.reserved.num_cached_tokens
             ):
                 self._on_change(self)
@@ -206,12 +187,6 @@ class DecodeLink:
                 self._give_up(sequence_id, listener, wrong)
             elif listener is not None:
                 listener.on_decode_event(event)
-
-    def _forget(self, sequence_id: int) -> None:
-        self._sequences.remove(sequence_id)
-        self._unheard.discard(sequence_id)
-        self.local_prompts.over(sequence_id)
-        self.promises.over(sequence_id)
 
     def _give_up(self, sequence_id: int, listener: ReservationListener, why: str) -> None:
         """The worker lives and does wrong with that sequence."""
@@ -224,10 +199,7 @@ class DecodeLink:
             self._outbox.end()
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
-        self._sequences.clear()
-        self._unheard.clear()
-        self.local_prompts.clear()
-        self.promises.clear()
+        self.load.clear()
         self._on_change(self)
         for sequence_id, listener in listeners.items():
             listener.on_reservation_lost(sequence_id, why)

@@ -98,7 +98,7 @@ class PrefillMember:
 
     def loaded(self, own: OwnPrompts) -> None:
         """So much of ours waits there now."""
-        self._load.loaded(own, self.watch.since_heard_s)
+        self._load.loaded(own, self.watch.now_s - self.watch.heard_s)
 
     @property
     def view(self) -> PrefillView | None:
@@ -167,8 +167,6 @@ class DecodeMember:
         self.is_placeable = False  # it is ready, has this role and the model that is served
         self.beside: PrefillMember | None = None  # the same worker, as one that computes prompts
         self.found_at = NOWHERE  # where its discovery says that it is
-        self._num_others = 0
-        self._paced: tuple[Paced, ...] | None = None  # as it told
         self.own_pairs: Sequence[int] = ()  # where, among those it told, pairs of this router are
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
@@ -179,18 +177,11 @@ class DecodeMember:
         self._view: DecodeView | None = None
 
     def told(self) -> None:
-        """The worker said how it is, or is gone: what is not ours of its load is others'.
-
-        What it has not answered yet is taken to have been on its way to it.
-        """
+        """The worker said how it is, or is gone."""
         state = self.watch.state
         if state is not None:
-            published = state.num_running + state.num_waiting + state.num_reserved
-            self._num_others = max(0, published - self.link.num_heard)
-            self.link.local_prompts.told(self.watch.heard_s)
-        self._paced = _paced(state)
-        if self._paced is not None:
-            self.link.promises.told(self._paced)
+            num_sequences = state.num_running + state.num_waiting + state.num_reserved
+            self.link.load.told(num_sequences, _paced(state), self.watch.heard_s)
 
     def read_pairs(self) -> None:
         """Its pairs may be others than before; ``set_sources`` follows."""
@@ -232,17 +223,17 @@ class DecodeMember:
         if not self.is_placeable or state is None or worker is None or not self._is_up:
             return None
         if self._view is None:
-            promises, num_sent = self.link.promises, self.num_sent_tokens + self._num_leased_tokens
+            load, num_sent = self.link.load, self.num_sent_tokens + self._num_leased_tokens
             self._view = DecodeView(
                 worker=worker,
-                num_sequences=self.link.num_sequences + self._num_others,
+                num_sequences=load.num_sequences,
                 max_model_len=state.max_model_len,
                 local_prefill=state.local_prefill,
                 proven=self._proven,
                 unreadable=self._unreadable,
                 max_num_seqs=state.max_num_seqs or None,
-                own_shares=self.link.own_shares(),
-                promised=promises.promised,
+                own_shares=load.shares,
+                promised=load.promised,
                 num_pending_tokens=state.num_pending_prefill_tokens + num_sent,
                 num_available_blocks=_num_available_blocks(state),
                 num_blocks=state.blocks.total,
@@ -259,8 +250,8 @@ class DecodeMember:
                     self.watch,
                     num_sent,
                     0 if self.beside is None else self.beside.num_computed_tokens,
-                    None if self._paced is None else promises.still_there(self._paced),
-                    self.num_ended_rows,
+                    load.paced,
+                    load.num_ended_rows,
                 ),
             )
         return self._view
@@ -268,12 +259,12 @@ class DecodeMember:
     @property
     def num_sent_tokens(self) -> int:
         """Of prompts of ours that it computes itself, since the worker told how it is."""
-        return self.link.local_prompts.num_tokens
+        return self.link.load.num_sent_tokens
 
     @property
     def num_ended_rows(self) -> int:
         """Of ours, that decoded when the worker told."""
-        return self.link.promises.num_ended
+        return self.link.load.num_ended_rows
 
     @property
     def _num_leased_tokens(self) -> int:
@@ -301,11 +292,9 @@ def _place(state: worker_pb2.WorkerState) -> Place:
     return Place(state.zone, state.nvlink_domain)
 
 
-def _paced(state: worker_pb2.WorkerState | None) -> tuple[Paced, ...] | None:
-    """None: it is older, or nothing is known of it."""
-    if state is None or not state.HasField("num_paced"):
-        return None
-    return from_proto(state.tightest_paced)
+def _paced(state: worker_pb2.WorkerState) -> tuple[Paced, ...] | None:
+    """None: it is older."""
+    return from_proto(state.tightest_paced) if state.HasField("num_paced") else None
 
 
 def _engine(

@@ -96,9 +96,9 @@ class WorkerWatch:
         return None if self.state is None else WorkerId(self.address, self.state.incarnation)
 
     @property
-    def since_heard_s(self) -> float:
-        """How long ago it said how it is."""
-        return self._clock() - self.heard_s
+    def now_s(self) -> float:
+        """By the clock by which it was heard."""
+        return self._clock()
 
     @property
     def can_decode(self) -> bool:

@@ -1,6 +1,5 @@
 """Prompts of ours that a decode worker computes itself, until it tells of them. Pure."""
 
-import math
 from typing import Final
 
 _CROSSING_S: Final = 0.05  # within which what is sent has come, in either direction
@@ -33,12 +32,12 @@ class LocalPrompts:
             self.num_tokens -= num_less
         return num_less > 0
 
-    def started(self, sequence_id: int, now_s: float = -math.inf) -> None:
+    def started(self, sequence_id: int, now_s: float) -> None:
         """It is told to compute it."""
         if sequence_id in self._untold:
             self._started[sequence_id] = now_s
 
-    def told(self, heard_s: float = math.inf) -> None:
+    def told(self, heard_s: float) -> None:
         """It said how it is, which was heard then: what was started well before is in that."""
         for sequence_id, started_s in list(self._started.items()):
             if heard_s - started_s >= _CROSSING_S:

@@ -12,7 +12,7 @@ from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import Noise, SimulatedEngine
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
-from diptych.v1 import common_pb2, worker_pb2
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
@@ -76,6 +76,7 @@ class Mirrored:
             blocks=worker_pb2.BlockCounts(**engine.pool.counts()._asdict()),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_reserved=scheduler.num_reserved,
             num_giving_way=scheduler.giving_way().num,
             num_giving_way_blocks=scheduler.giving_way().num_blocks,
             num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
@@ -108,7 +109,7 @@ class Mirrored:
 
     def send_prompt(self, address: str, num_tokens: int) -> None:
         """To a prefill worker, which gets it at once."""
-        seq = self._sequence(num_tokens, prefill_only=True)
+        seq = self.sequence(num_tokens, prefill_only=True)
         worker, backlog = WorkerId(address, f"{address}-1"), self.world.cluster.prefill_backlog
         backlog.opened(self._number, worker, num_tokens, b"somebody")
         backlog.accepted(self._number, 0)
@@ -117,7 +118,7 @@ class Mirrored:
 
     def send_sequence(self, address: str, num_tokens: int) -> int:
         """To a decode worker, which computes its prompt; what it is called."""
-        seq = self._sequence(num_tokens, prefill_only=False)
+        seq = self.sequence(num_tokens, prefill_only=False)
         number = self.world.reserve(
             WorkerId(address, f"{address}-1"),
             num_tokens=num_tokens,
@@ -128,6 +129,7 @@ class Mirrored:
         seq.key = SequenceKey("r1", number)
         promise = Promise(seq.tpot_s, seq.num_expected_tokens)
         self.decode[address].asked(number, b"somebody", num_tokens, promise)
+        self.decode[address].reserved(number, 0)
         self.engines[address].reserve(seq, lambda update: None)
         self.engines[address].start(seq, [])
         return number
@@ -154,7 +156,8 @@ class Mirrored:
             tuple(seen.view() for seen in self.decode.values()),
         )
 
-    def _sequence(self, num_tokens: int, *, prefill_only: bool) -> Sequence:
+    def sequence(self, num_tokens: int, *, prefill_only: bool) -> Sequence:
+        """A fresh one."""
         self._number += 1
         return Sequence(
             key=SequenceKey("r", self._number),
@@ -261,6 +264,42 @@ def test_whose_end_came_since_is_told_of_no_more() -> None:
     assert view.engine.work.num_decode_rows == 2
     assert view.engine.decoding.num_decode_rows == 1
     assert view.promised == promised([Promise(0.5, 30)])
+
+
+def test_what_is_on_its_way_when_a_worker_tells_is_not_in_what_it_tells() -> None:
+    """Another router has a sequence there; ours, and the start of ours, cross what it tells."""
+    both = Mirrored(0, 1)
+    engine, worker = both.engines["d0:1"], WorkerId("d0:1", "d0:1-1")
+    theirs = both.sequence(30, prefill_only=False)
+    engine.reserve(theirs, lambda update: None)
+    both.tell("d0:1")
+    promise = Promise(None, 0)
+    number = both.world.reserve(worker, num_tokens=100, is_heard=False, listener=Deaf())
+    both.decode["d0:1"].asked(number, b"somebody", 100, promise)
+    seen = list[tuple[int, int]]()
+
+    def look() -> None:
+        real_view, our_view = *real(both).decode, *both.simulated().decode
+        assert our_view == real_view
+        seen.append((our_view.num_sequences, our_view.num_pending_tokens))
+
+    both.tell("d0:1")
+    look()
+    both.world.answers("d0:1", number)
+    both.decode["d0:1"].reserved(number, 0)
+    ours = both.sequence(100, prefill_only=False)
+    engine.reserve(ours, lambda update: None)
+    both.tell("d0:1")
+    look()
+    both.world.links[0].start(decode_pb2.Start(sequence_id=number))
+    both.decode["d0:1"].started(number, both.agenda.now_s)
+    both.tell("d0:1")  # before the start came
+    look()
+    both.agenda.at(1.0, lambda: engine.start(ours, []))
+    both.agenda.run(1.0)
+    both.tell("d0:1")
+    look()
+    assert seen == [(2, 100)] * 4
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "predicted"])

@@ -198,7 +198,7 @@ def test_what_nobody_could_tell_on_ends_the_reservation(said: decode_pb2.DecodeE
     assert link.reserve(decode_pb2.Reserve(sequence_id=1), heard)
     link._handle(said)
     assert [sequence_id for sequence_id, _ in heard.lost] == [1]
-    assert link.num_sequences == 0
+    assert link.load.num_own == 0
     link._handle(said)
     assert len(heard.lost) == 1, "nothing is heard of it any more"
 

@@ -123,7 +123,7 @@ async def test_a_worker_that_lost_a_role_keeps_what_it_has() -> None:
     soft(world, "b", (DECODE,))
     assert pools(world) == ({"a:1"}, {"b:1"})
     assert world.cluster.decode_link(worker("a")) is link
-    assert (link.num_sequences, listener.lost) == (1, [])
+    assert (link.load.num_own, listener.lost) == (1, [])
     assert worker("b") in link._peers, "leases that b has are pulled to their end"
     assert link.watch.state is not None
     assert link.watch.state.state == READY

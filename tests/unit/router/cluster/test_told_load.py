@@ -380,7 +380,7 @@ async def test_a_prompt_that_is_computed_or_gone_is_on_its_way_no_more(ends: str
                 link.release(sequence_id)
             case "lost":
                 link._break("gone")
-    assert link.local_prompts.num_tokens == 0
+    assert link.load.num_sent_tokens == 0
     if ends != "lost":
         engine = world.cluster.snapshot().decode[0].engine
         assert engine is not None

@@ -7,14 +7,14 @@ def test_one_is_on_its_way_until_a_worker_tells_that_was_told_to_start_it() -> N
     prompts = LocalPrompts()
     prompts.asked(1, 100)
     prompts.asked(2, 20)
-    prompts.started(1)
+    prompts.started(1, 7.0)
     assert prompts.num_tokens == 120
-    prompts.told()
+    prompts.told(8.0)
     assert prompts.num_tokens == 20
-    prompts.told()
+    prompts.told(9.0)
     assert prompts.num_tokens == 20, "it only has its blocks"
-    prompts.started(2)
-    prompts.told()
+    prompts.started(2, 9.0)
+    prompts.told(10.0)
     assert prompts.num_tokens == 0
 
 
@@ -49,14 +49,14 @@ def test_a_message_that_is_heard_soon_after_a_start_may_have_crossed_it() -> Non
 def test_one_that_is_over_is_not_on_its_way_and_is_so_once() -> None:
     prompts = LocalPrompts()
     prompts.asked(1, 100)
-    prompts.started(1)
+    prompts.started(1, 7.0)
     assert prompts.over(1)
     assert not prompts.over(1)
     assert not prompts.over(7), "a prompt that another worker computes"
-    prompts.started(7)
-    prompts.told()
+    prompts.started(7, 7.0)
+    prompts.told(8.0)
     assert prompts.num_tokens == 0
     prompts.asked(2, 30)
     prompts.clear()
-    prompts.told()
+    prompts.told(9.0)
     assert prompts.num_tokens == 0

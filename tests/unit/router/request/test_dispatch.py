@@ -291,7 +291,7 @@ async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
     def told() -> Promised:
         link = world.cluster.decode_link(DECODE)
         assert link is not None
-        return link.promises.promised
+        return link.load.promised
 
     world.services = replace(world.services, policy=Local())
     world.welcomes(DECODE)
@@ -324,8 +324,9 @@ async def test_placement_knows_how_long_an_answer_may_be_that_has_some_tokens_al
         assert request.reserve(reserve, [5] * num_emitted, Deaf())
         owner = world.services.incarnation
         told = Paced(0.04, 0.0, 0, (25, 27)[num_emitted > 0], owner, sequence_id)
-        link.promises.told([told])
-        assert [way.num_more for way in link.promises.still_there([told])] == ways
+        link.load.told(sequence_id, [told], 0.0)
+        assert link.load.paced is not None
+        assert [way.num_more for way in link.load.paced] == ways
     request.close_all()
 
 

@@ -69,13 +69,10 @@ class Journey:
 
         And once more when its first token is due, however long it was not asked.
         """
-        snapshot, wait_s = self._router.snapshot(), 0.0
-        turn = self._turn()
-        has_room = snapshot.has_room_for((turn.asked,))
-        if not has_room:
-            num_engines = len(snapshot.prefill) or len(snapshot.decode)
-            wait_s = self._router.room.ahead_s(turn) / num_engines
-        if not has_room and self._is_lost(wait_s):
+        snapshot, room, turn = self._router.snapshot(), self._router.room, self._turn()
+        has_room = room.has_slots and snapshot.has_room_for((turn.asked,))
+        num_engines = len(snapshot.prefill) or len(snapshot.decode)
+        if not has_room and self._is_lost(room.wait_s(turn, num_engines)):
             self._end(DeadlineUnreachableError.reason)
             return
         self._queue(front=False)

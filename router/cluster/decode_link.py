@@ -85,7 +85,9 @@ class DecodeLink:
         return True
 
     def bind(self, command: decode_pb2.Bind) -> None:
-        """Send a Bind."""
+        """Send a Bind: what another worker computed is pulled."""
+        if self.load.bound(command.sequence_id):
+            self._on_change(self)
         self._send(decode_pb2.DecodeCommand(bind=command))
 
     def start(self, command: decode_pb2.Start) -> None:

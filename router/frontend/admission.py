@@ -150,7 +150,7 @@ class Admission:
         """
         if not is_part:
             self.check_open(deadline_s)
-        claim = self._classes.claim(request.level, request.tenant)
+        claim = self._classes.claim(request.level, request.tenant, deadline_s)
         prompt = await self._tokenize(request, deadline_s)
         resolved = self._resolve(request, prompt, claim, None)
         form = await self._check_constraint(request, prompt, deadline_s)

@@ -190,6 +190,9 @@ class Admitted:
         self._places = places
         self._reserve = reserve
         self._num_reserved = num_reserved
+        # Those it took from: another limit may be another bucket's by the time that it leaves.
+        self._requests = account.requests
+        self._tokens = None if num_reserved is None else account.tokens
         self.has_left = self.has_used = False
         self._counts = True  # as a request
 
@@ -197,15 +200,15 @@ class Admitted:
         """All that the request may come to, unless that was done. Raises QuotaExceededError."""
         if self._num_reserved is None:
             self._reserve(self._account, num_tokens)
-            self._num_reserved = num_tokens
+            self._num_reserved, self._tokens = num_tokens, self._account.tokens
 
     def leave(self, num_used_tokens: int) -> None:
         """It ended, and used so many of the tokens."""
         self._places.leave()
         self.has_left, self.has_used = True, num_used_tokens > 0
-        if self._account.tokens is not None:
+        if self._tokens is not None:
             num_reserved = self._num_reserved or 0
-            self._account.tokens.give_back(max(0, num_reserved - num_used_tokens))
+            self._tokens.give_back(max(0, num_reserved - num_used_tokens))
 
     def withdraw(self) -> None:
         """In place of ``leave``: it was never begun, or there was no room, and took nothing."""
@@ -216,8 +219,8 @@ class Admitted:
         """If it has left and used nothing: it is no request either. Idempotent."""
         if self.has_left and not self.has_used and self._counts:
             self._counts = False
-            if self._account.requests is not None:
-                self._account.requests.give_back(1)
+            if self._requests is not None:
+                self._requests.give_back(1)
 
 
 def _changed(bucket: MinuteBucket | None, limit: int | None, now_s: float) -> MinuteBucket | None:

@@ -1,5 +1,6 @@
 """What a request may claim, class and objectives: by its word, its tenant's, or the settings'."""
 
+import math
 from collections.abc import Callable
 
 from diptych.errors import ClassNotAllowedError
@@ -21,19 +22,28 @@ class ServiceClasses:
         self._for_all = for_all
         self._clock = clock
 
-    def claim(self, level: ServiceLevel, tenant: Tenant) -> Claim:
-        """What a request that came now may claim. Raises ClassNotAllowedError."""
+    def claim(self, level: ServiceLevel, tenant: Tenant, deadline_s: float | None = None) -> Claim:
+        """What a request that came now may claim. Raises ClassNotAllowedError.
+
+        ``deadline_s``: when nobody waits for its answer any more, a moment of the clock. Its first
+        token is due by then at the latest.
+        """
         request_class = self._class_of(level, tenant)
         settings = self._settings.of(request_class)
         ttft_ms = _first(level.ttft_ms, settings.ttft_ms, self._for_all.ttft_ms)
         tpot_ms = _first(level.tpot_ms, settings.tpot_ms, self._for_all.tpot_ms)
-        ttft_s = None if ttft_ms is None else ttft_ms / 1000
+        ttft_s, now_s = None if ttft_ms is None else ttft_ms / 1000, self._clock()
+        left_s = math.inf if deadline_s is None else deadline_s - now_s
+        has_deadline_first = left_s < (math.inf if ttft_s is None else ttft_s)
+        if has_deadline_first:
+            ttft_s = left_s
         return Claim(
             request_class,
             tenant.name,
-            None if ttft_s is None else self._clock() + ttft_s,
+            None if ttft_s is None else now_s + ttft_s,
             None if tpot_ms is None else tpot_ms / 1000,
             ttft_s,
+            has_deadline_first,
         )
 
     def claim_without_objectives(self, tenant: Tenant) -> Claim:

@@ -3,7 +3,6 @@
 from router.placement.guarded import Guarded
 from router.placement.types import (
     NO_OBJECTIVES,
-    Objectives,
     Placement,
     Query,
     Seen,
@@ -15,21 +14,22 @@ from router.placement.types import (
 class ByObjectives(Guarded):
     """So that objectives count wherever they are told, and change nothing where none are.
 
-    What requests without any do counts as well: they run beside the others.
+    What requests without any do counts as well: they run beside the others. A deadline is none:
+    who cannot have a first token before it is refused, and all others are placed as without it.
     """
 
     _is_foretold = False  # the newest placement was asked of what is foretold
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        self._is_foretold = _has_any(query.objectives)
+        self._is_foretold = query.objectives.are_asked_for
         if not self._is_foretold:
             return self._plain.place(query, snapshot)
         return super().place(query, snapshot)
 
     def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        if not _has_any(query.objectives):
+        if not query.objectives.are_asked_for:
             return self._plain.may_be_local(query, snapshot)
         return super().may_be_local(query, snapshot)
 
@@ -39,16 +39,12 @@ class ByObjectives(Guarded):
         return self._is_foretold and super().has_declined
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        """See :class:`router.placement.types.Policy`."""
-        if not _has_any(query.objectives):
+        """See :class:`router.placement.types.Policy`. A deadline counts as well."""
+        if query.objectives[:2] == NO_OBJECTIVES[:2]:
             return None
         return super().foresee(query, snapshot, wait_s)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`. Of the others nothing was foretold."""
-        if _has_any(seen.objectives):
+        if seen.objectives.are_asked_for:
             super().ended_as(seen)
-
-
-def _has_any(objectives: Objectives) -> bool:
-    return objectives[:2] != NO_OBJECTIVES[:2]

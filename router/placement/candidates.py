@@ -230,7 +230,7 @@ class _Candidates:
         self._parting = parting
         self._parts = parts
         self._overheads = overheads
-        self._ttft_s, self._tpot_s, _ = query.objectives
+        self._ttft_s, self._tpot_s = query.objectives[:2]
         self._num_output = query.num_answer_tokens
         self._missing: dict[WorkerId, int] = {}
 

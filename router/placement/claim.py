@@ -15,6 +15,7 @@ class Claim(NamedTuple):
     first_token_due_s: float | None = None  # a moment of the monotonic clock; None: no matter
     tpot_s: float | None = None  # between two tokens, on average; None: no matter
     ttft_s: float | None = None  # from its arrival on, by which the first token is due
+    has_deadline_first: bool = False  # it is due then because nobody waits for the answer longer
 
     @property
     def payer(self) -> bytes:

@@ -46,6 +46,10 @@ class DecodeLoad:
         self._unheard.discard(sequence_id)
         return self._prompts.reserved(sequence_id, num_cached_tokens)
 
+    def bound(self, sequence_id: int) -> bool:
+        """One pulls its prompt, whatever it was asked for; whether it was to compute that."""
+        return self._prompts.over(sequence_id)
+
     def started(self, sequence_id: int, now_s: float) -> None:
         """It is told to run one."""
         self._prompts.started(sequence_id, now_s)

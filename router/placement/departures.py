@@ -32,6 +32,10 @@ class Departures:
             )
         self._last_s = now if others_wait else None
 
+    def expected_s(self, num: float) -> float:
+        """Until so many requests have ended; 0: it is not known."""
+        return num * (self._interval_s or 0.0)
+
     def retry_after_s(self, num_waiting: int) -> float:
         """When so many that wait have probably been placed; half of it is chance."""
         interval_s = _UNKNOWN_S if self._interval_s is None else self._interval_s

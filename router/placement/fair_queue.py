@@ -401,6 +401,11 @@ class FairQueue(Generic[T]):
         tenant = next(reversed(self._by_length[self._longest]))
         return next(reversed(tenant.first_choices))
 
+    @property
+    def waiting_s(self) -> float:
+        """Of engines, before all that wait can start."""
+        return sum(line.waiting_s for line in self._lines.values())
+
     def ahead_s(self, turn: Turn) -> float:
         """Of engines, that is likely to be given to others before one that came now can start."""
         line = self._lines[turn.request_class]

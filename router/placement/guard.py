@@ -82,10 +82,17 @@ class Rates(NamedTuple):
 
 
 def both_alone(snapshot: Snapshot) -> Sequence[WorkerId]:
-    """All workers, in order, where each has both roles; else none."""
+    """All workers, in order, where each has both roles, and every one of the second half can pull
+    from some of the first; else none.
+    """
     both = sorted(view.worker for view in snapshot.decode if view.local_prefill)
     is_each = {view.worker for view in snapshot.prefill} == set(both)
-    return both if is_each and len(both) == len(snapshot.decode) else ()
+    if not is_each or len(both) < len(snapshot.decode):
+        return ()
+    computing = both[: len(both) // 2]
+    sources = {worker.incarnation for worker in computing}
+    decoding = (view for view in snapshot.decode if view.worker not in computing)
+    return () if any(sources.isdisjoint(view.proven) for view in decoding) else both
 
 
 def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:

@@ -94,7 +94,8 @@ class Guarded:
         """By load, where the regime has it."""
         found: Placement | None = None
         if self.guard.regime is Regime.APART and query.is_fresh:
-            snapshot = _apart(snapshot)
+            apart = _apart(snapshot)
+            snapshot = apart if self._plain.may_come(query, apart) else snapshot
         if self.guard.regime is Regime.TOGETHER:
             found = self._plain.together(query, snapshot)
         return found or self._plain.place(replace(query, may_refuse=False), snapshot)

@@ -29,7 +29,7 @@ def is_in_time(
 ) -> bool:
     """Whether it looks as if it kept its objectives where it is placed, or nothing is known."""
     ttft_s = first_token_s(placement, query, snapshot, num_missing)
-    within_s, wanted_s, _ = query.objectives
+    within_s, wanted_s = query.objectives[:2]
     if within_s is not None and ttft_s is not None and ttft_s > within_s:
         return False
     if wanted_s is None or isinstance(placement, PrefillOnly):

@@ -33,6 +33,7 @@ _DECODES_OF: Final = 0.7
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.72
 _STICKY_SHARE: Final = 0.15
+_HARDLY: Final = 1e-9  # of the time: what no worker measures right, and no share
 _LEFT_OUT: Final = 8  # of so many paces the longest and the shortest
 _FIXED_S: Final = 0.02  # about a step's constant: no token costs more than with a step for itself
 # Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
@@ -284,7 +285,8 @@ class Parting:
         prompts_s = fmean([mix.prompt_s(cost.prefill, num) for cost, num, _ in prompts])
         answers_s = fmean([mix.answer_s(cost.decode, most, tpot_s) for cost, _, most in answers])
         # Prompts that are cached whole are none; of one phase alone there is no share.
-        return prompts_s / (prompts_s + answers_s) if prompts_s and answers_s else None
+        share = prompts_s / (prompts_s + answers_s) if prompts_s and answers_s else 0.0
+        return share if _HARDLY < share < 1.0 - _HARDLY else None
 
 
 def _known(views: Sequence[DecodeView]) -> list[_Known]:

@@ -244,12 +244,20 @@ class Objectives(NamedTuple):
     ttft_s: float | None = None  # from now until its first token; not positive: it is too late
     tpot_s: float | None = None  # between two tokens, on average
     whole_ttft_s: float | None = None  # what the first was when it came; None: the same
+    has_deadline_first: bool = (
+        False  # the first is all the time that there is, and was not asked for
+    )
 
     def kept_by(self, ttft_s: float, tpot_s: float | None) -> bool:
         """Whether both are; ``tpot_s`` None: it had one token."""
         if self.ttft_s is not None and ttft_s > self.ttft_s:
             return False
         return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
+    @property
+    def are_asked_for(self) -> bool:
+        """Whether there is any, beside the time that there is for the whole answer."""
+        return self.tpot_s is not None or (self.ttft_s is not None and not self.has_deadline_first)
 
 
 NO_OBJECTIVES: Final = Objectives()

@@ -18,11 +18,14 @@ def too_late(
     """
     left_s = max(0.0, objectives.ttft_s or 0.0)
     whole_s = objectives.whole_ttft_s or left_s
-    what = f"ttft_ms: the first token is wanted within {whole_s:.3f} s"
+    wanted, foretold = "ttft_ms: the first token", "foretold"
+    if objectives.has_deadline_first:
+        wanted, foretold = "deadline: the answer", "its first token foretold"
+    what = f"{wanted} is wanted within {whole_s:.3f} s"
     if whole_s - left_s > _HARDLY_S:
         what += f", of which {left_s:.3f} are left,"
     retry_after_s = None if chance is None else comeback_s(ttft_s - left_s, chance)
-    return Unreachable(f"{what} and foretold in {ttft_s:.3f} s", retry_after_s)
+    return Unreachable(f"{what} and {foretold} in {ttft_s:.3f} s", retry_after_s)
 
 
 def too_slow(token_s: float, wanted_s: float) -> Unreachable:

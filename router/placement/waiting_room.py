@@ -157,9 +157,16 @@ class WaitingRoom:
         """When those that wait now have probably been placed; half of it is chance."""
         return self._departures.retry_after_s(self.num_waiting)
 
-    def ahead_s(self, turn: Turn) -> float:
-        """Of engines, that is likely to be given to others before one that came now can start."""
-        return self._fresh.ahead_s(turn)
+    def wait_s(self, turn: Turn, num_engines: int) -> float:
+        """How long one that came now is likely to wait for others' turns on so many engines, and,
+        where all slots are taken, for as many to leave.
+        """
+        ahead_s, waiting_s = self._fresh.ahead_s(turn), self._fresh.waiting_s
+        wait_s = ahead_s / num_engines
+        if self.has_slots:
+            return wait_s
+        num_ahead = len(self._fresh) * ahead_s / waiting_s if waiting_s > 0.0 else 0.0
+        return max(wait_s, self._departures.expected_s(num_ahead + 1.0))
 
     def enter(self, waiter: Waiter, *, front: bool, turn: Turn = ANY_TURN) -> None:
         """Let ``waiter`` wait for its ``turn``.
@@ -286,7 +293,7 @@ class WaitingRoom:
             del self._kinds[turn.asked]
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
-        may_place = self._has_slots
+        may_place = self.has_slots
         num_askable = len(self._all if may_place else self._front)
         asked: set[Waiter] = set()
         now_s = self._clock()
@@ -300,7 +307,7 @@ class WaitingRoom:
         if may_place and (len(held) < len(self._fresh) or self._num_left):
             enough: set[RequestClass] = set()
             with closing(self._fresh.in_turn(now_s, enough)) as line:
-                with_slots = itertools.takewhile(lambda _: self._has_slots, line)
+                with_slots = itertools.takewhile(lambda _: self.has_slots, line)
                 self._ask(with_slots, asked, held, enough=enough)
         pace_s = self._tightest_s()
         with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
@@ -387,7 +394,7 @@ class WaitingRoom:
     def _note_if_lost(self, waiter: Waiter) -> None:
         """It was asked. Where slots are left nobody needs its own."""
         self._lost.discard(waiter)
-        if waiter in self._front and not self._has_slots and not waiter.may_come():
+        if waiter in self._front and not self.has_slots and not waiter.may_come():
             self._lost.add(waiter)
 
     def _offer(self, waiter: Waiter, *, room_made: bool) -> None:
@@ -440,10 +447,11 @@ class WaitingRoom:
 
     def _has_slot(self, waiter: Waiter) -> bool:
         """Whether it may be placed at all, as far as this router is concerned."""
-        return waiter in self._placed or self._has_slots
+        return waiter in self._placed or self.has_slots
 
     @property
-    def _has_slots(self) -> bool:
+    def has_slots(self) -> bool:
+        """Whether one more may be placed, as far as this router is concerned."""
         return self.num_placed < self._max_placed
 
     def _is_waiting(self, waiter: Waiter) -> bool:

@@ -131,16 +131,16 @@ class Dispatch:
         """Whether the request's objectives are lost; None: they are not, or it is not known.
 
         One that is new is not judged where there is room: the pump that it makes due is soon, and
-        whoever else came with it may be on other workers by then. Without room it stands behind
-        the prompts of others that wait, which all engines that compute prompts share.
+        whoever else came with it may be on other workers by then. Without room, or where as many
+        are placed as may be, it stands behind others that wait.
         """
         services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
         if is_new:
             turn = self.turn()
-            if snapshot.has_room_for((turn.asked,)):
+            if services.room.has_slots and snapshot.has_room_for((turn.asked,)):
                 return None
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
-            wait_s = services.room.ahead_s(turn) / num_engines
+            wait_s = services.room.wait_s(turn, num_engines)
         return services.policy.foresee(self._whole(query), snapshot, wait_s)
 
     def turn(self) -> Turn:

@@ -20,7 +20,9 @@ class Terms:
         self._request = request
         self._services = services
         self._came_s = time.monotonic()
-        self._rates = EngineRates()  # as it was charged
+        self._rates = EngineRates()  # as it will be charged
+        self._charged: EngineRates | None = None  # as it was
+        self._has_taught = False  # how long answers are
 
     def turn(self, num_cached: int = 0) -> Turn:
         """What the request waits by, and is charged when it is placed.
@@ -44,19 +46,34 @@ class Terms:
             math.inf if claim.tpot_s is None else claim.tpot_s,
         )
 
+    def charged(self) -> None:
+        """It is placed, and was charged for the turn that it had, if it had not been."""
+        self._charged = self._charged or self._rates
+
     def used_s(self, usage: Usage) -> float:
         """What it took of the engines, by the tokens that it turned out to have."""
         num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
-        return self._rates.cost_s(num_computed, max(0, usage.num_new_tokens))
+        rates = self._charged or self._rates
+        return rates.cost_s(num_computed, max(0, usage.num_new_tokens))
 
     def finished(self, usage: Usage, reason: FinishReason) -> None:
         """Its answer is whole: others' may be as long."""
+        self._teach(usage, is_cut=reason is FinishReason.LENGTH)
+
+    def broken_off(self, usage: Usage) -> None:
+        """No more of its answer is wanted, or can be had, if it is not whole: it would have been
+        longer. Idempotent.
+        """
+        if usage.num_output_tokens > 0 and not self._has_taught:
+            self._teach(usage, is_cut=True)
+
+    def _teach(self, usage: Usage, *, is_cut: bool) -> None:
         claim, num_tokens = self._request.claim, usage.num_output_tokens
         if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
-            is_cut = reason is FinishReason.LENGTH
             self._services.lengths.learn(
                 claim.request_class, claim.tenant, num_tokens, is_cut=is_cut
             )
+        self._has_taught = True
 
     def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
         """Its answer is whole, with tokens at these moments; or, without any, it failed."""
@@ -90,9 +107,11 @@ class Terms:
         if due_s is None:
             return Objectives(None, claim.tpot_s)
         whole_s = due_s - self._came_s if claim.ttft_s is None else claim.ttft_s
-        return Objectives(due_s - time.monotonic(), claim.tpot_s, whole_s)
+        left_s = due_s - time.monotonic()
+        return Objectives(left_s, claim.tpot_s, whole_s, claim.has_deadline_first)
 
     def _objectives_then(self) -> Objectives:
         claim = self._request.claim
         due_s = claim.first_token_due_s
-        return Objectives(None if due_s is None else due_s - self._came_s, claim.tpot_s)
+        ttft_s = None if due_s is None else due_s - self._came_s
+        return Objectives(ttft_s, claim.tpot_s, has_deadline_first=claim.has_deadline_first)

@@ -132,6 +132,15 @@ def test_limits_that_change_count_from_the_next_request_on() -> None:
     world.admit()
 
 
+def test_who_took_nothing_of_a_new_limit_gives_nothing_back_to_it() -> None:
+    world = World()
+    before = world.admit(tokens=100_000)
+    for limits in (Limits(tokens_per_minute=1000), Limits(requests_per_minute=1)):
+        world.admit(limits, 1000)
+        before.withdraw()
+        world.refusal(limits)
+
+
 def test_tenants_who_are_idle_are_forgotten() -> None:
     world, limits = World(), Limits(requests_per_minute=60)
     busy = world.admit(limits, name="busy")

@@ -42,6 +42,25 @@ def test_who_wants_nothing_is_placed_by_load() -> None:
     assert policy.foresee(replace(QUERY, may_refuse=True), SNAPSHOT, 1e6) is None
 
 
+def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else() -> None:
+    policy = made()
+    far, near = (Objectives(ttft_s, None, 5.0, True) for ttft_s in (60.0, 0.001))
+    query = replace(QUERY, objectives=far, may_refuse=True)
+    placement = policy.place(query, SNAPSHOT)
+    assert placement == Paired(P1, D1), "by load"
+    assert isinstance(placement, Paired)
+    assert placement.forecast is None
+    assert not policy.has_declined
+    assert policy.foresee(query, SNAPSHOT, 0.0) is None
+    lost = policy.foresee(replace(query, objectives=near), SNAPSHOT, 0.0)
+    assert lost is not None
+    assert "deadline: the answer is wanted within 5.000 s, of which 0.001 are left" in lost.what
+    assert "its first token foretold in" in lost.what
+    before = len(policy.guard._seen)
+    policy.ended_as(Seen(1.0, 2.0, 500, far, 0.5, 0.04))
+    assert len(policy.guard._seen) == before
+
+
 def test_who_wants_something_may_be_computed_anywhere() -> None:
     """All candidates are weighed; by load a decode worker computes no long prompt."""
     local = replace(SNAPSHOT, decode=(view_d(D1),))

@@ -77,12 +77,12 @@ def test_workers_of_both_roles_are_counted_once() -> None:
 def test_where_each_worker_has_both_roles_half_of_them_could_be_apart() -> None:
     told = snapshot(1.0)
     both = tuple(replace(view_p(worker), tokens_per_s=1000.0) for worker in (D1, D2))
-    rates = Rates.of(replace(told, prefill=both))
+    decode = tuple(replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
+    rates = Rates.of(Snapshot(both, decode))
     assert rates is not None
     assert (rates.num_prefill, rates.num_both, rates.num_apart) == (0, 2, 1)
     policy, query = made(), Query(num_tokens=500, num_max_tokens=540)
     policy.guard.regime = Regime.APART
-    decode = tuple(replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
     assert policy.place(query, Snapshot(both, decode)) == Paired(D1, D2)
 
 

@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from router.placement.guard import Regime
-from router.placement.types import DecodeOnly, Forecast, Objectives, Outlook, Query, Snapshot, Why
-from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d
+from router.placement.guard import Rates, Regime
+from router.placement.types import (
+    DecodeOnly,
+    Forecast,
+    Objectives,
+    Outlook,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d, view_p
 from tests.unit.router.placement.test_guard import LATE, made, snapshot
 
 GOALS = Objectives(2.0, 0.1, 2.0)
@@ -47,3 +56,33 @@ def test_of_workers_without_room_those_count_too_that_would_be_sooner() -> None:
     told = replace(told, decode=(late, replace(soon, max_num_seqs=1)))
     assert policy.place(ASKED, told) is None
     assert policy.foresee(ASKED, told, 0.0) is None, "it is waited for"
+
+
+def test_halves_that_cannot_pull_from_each_other_are_not_apart() -> None:
+    """Pairs are within two zones; by their names a zone each would be a half."""
+    zones = {"a1": "a2", "a2": "a1", "b1": "b2", "b2": "b1"}
+    workers = [WorkerId(f"{name}:1", name) for name in zones]
+    prefill = tuple(replace(view_p(worker), tokens_per_s=1000.0) for worker in workers)
+    decode = tuple(
+        replace(view_d(worker), proven=frozenset({zones[worker.incarnation]}), step_s=0.04)
+        for worker in workers
+    )
+    apart = Snapshot(prefill, decode)
+    rates = Rates.of(apart)
+    assert rates is not None
+    assert (rates.num_decode, rates.num_apart) == (4, 0)
+    policy = made()
+    policy.guard.regime = Regime.APART
+    assert policy.place(Query(num_tokens=500, num_max_tokens=540), apart) is not None
+
+
+def test_a_request_that_one_half_could_never_take_goes_anywhere() -> None:
+    told = snapshot(1.0)
+    both = tuple(replace(view_p(worker), tokens_per_s=1000.0) for worker in (D1, D2))
+    decode = tuple(replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
+    policy = made()
+    policy.guard.regime = Regime.APART
+    banned = Query(num_tokens=500, num_max_tokens=540, failed=frozenset({D2}))
+    placement = policy.place(banned, Snapshot(both, decode))
+    assert isinstance(placement, DecodeOnly)
+    assert placement.decode == D1

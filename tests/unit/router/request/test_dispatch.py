@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from router.config import RouterConfig
 from router.placement.answer_length import AnswerLength
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
-from router.placement.fair_queue import Turn
 from router.placement.policy import LeastLoaded
 from router.placement.promises import NOTHING_PROMISED, Promise, Promised, promised
 from router.placement.types import (
@@ -36,7 +34,6 @@ from router.placement.types import (
 from router.request import actions, events
 from router.request.dispatch import Dispatch
 from tests.told_caches import whole
-from tests.unit.router.placement.predicted_world import view_d, view_p
 from tests.unit.router.request.dispatch_world import (
     DECODE,
     PREFILL,
@@ -386,57 +383,6 @@ async def test_placement_is_told_what_is_left_of_the_objectives(
     assert asked[0].objectives.tpot_s == 0.04
     assert asked[1].objectives == Objectives()
     assert asked[0].num_output_tokens == 50
-
-
-async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where there is room the pump does that, soon: others that came may be placed by then."""
-    told: list[float] = []
-
-    def foresee(query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        told.append(wait_s)
-        return LOST
-
-    monkeypatch.setattr(world.services.policy, "foresee", foresee)
-    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
-    request = made(world, Claim(tenant="alice", first_token_due_s=7.0))
-    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: True)
-    assert request.foresee(query, True) is None, "nobody is before it: it is asked at once"
-    assert told == []
-    assert request.foresee(query, False) == LOST
-    waiting: Any = object()
-    turn = Turn(tenant="alice", cost_s=8.0, prompt_s=3.0)
-    world.services.room.enter(waiting, front=False, turn=turn)
-    assert request.foresee(query, True) is None, "and so are those that came with it"
-    assert told == [0.0]
-    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: False)
-    assert request.foresee(query, True) == LOST
-    world.services.room.stop_waiting(waiting)
-    assert request.foresee(query, True) == LOST
-    assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
-
-
-@pytest.mark.parametrize(("num_prefill", "num_decode", "engines"), [(3, 1, 3), (0, 2, 2)])
-async def test_what_waits_before_one_is_shared_by_all_that_compute_prompts(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    num_prefill: int,
-    num_decode: int,
-    engines: int,
-) -> None:
-    told: list[float] = []
-    policy = world.services.policy
-    many = Snapshot((view_p(PREFILL),) * num_prefill, (view_d(DECODE),) * num_decode)
-    monkeypatch.setattr(world.cluster, "snapshot", lambda: many)
-    monkeypatch.setattr(Snapshot, "has_room_for", lambda self, those: False)
-    monkeypatch.setattr(policy, "foresee", lambda query, snapshot, wait_s: told.append(wait_s))
-    waiting: Any = object()
-    turn = Turn(tenant="alice", cost_s=8.0, prompt_s=6.0)
-    world.services.room.enter(waiting, front=False, turn=turn)
-    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
-    made(world, Claim(tenant="alice", first_token_due_s=7.0)).foresee(query, True)
-    assert told == [6.0 / engines]
 
 
 class Decliner(LeastLoaded):

@@ -62,6 +62,36 @@ async def test_a_request_waits_by_its_claim_and_what_it_is_expected_to_take(worl
     assert alice.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
 
 
+async def test_an_answer_that_its_client_left_would_have_been_longer(world: World) -> None:
+    """Half are of 50 tokens; half are left at 400. Who has no token yet says nothing."""
+    for _ in range(50):
+        whole, left, none = (terms(world, Claim(tenant="alice"), 2000) for _ in range(3))
+        whole.finished(usage(50), FinishReason.STOP)
+        whole.broken_off(usage(50))
+        left.broken_off(usage(400))
+        left.broken_off(usage(400))
+        none.broken_off(usage(0))
+    expected = terms(world, Claim(tenant="alice"), 2000).num_expected()
+    assert 200 <= expected <= 260
+
+
+async def test_what_is_placed_again_is_paid_for_as_it_was_charged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, took = terms(world, Claim()), usage(30)
+    one.turn()
+    one.charged()
+    paid_s = one.used_s(took)
+    dear = EngineRates()._replace(output_token_s=9.0)
+    monkeypatch.setattr(world.services.rates, "of", lambda snapshot: dear)
+    one.turn()  # workers refused it: it waits again
+    one.charged()
+    assert one.used_s(took) == paid_s
+    other = terms(world, Claim())
+    other.turn()
+    assert other.used_s(took) > paid_s
+
+
 async def test_an_answer_that_was_cut_off_says_only_that_it_would_have_been_longer(
     world: World,
 ) -> None:
@@ -144,5 +174,8 @@ def test_who_is_refused_is_told_what_it_asked_for_however_long_it_took_to_be_rea
     assert left.whole_ttft_s == 0.02
     assert left.ttft_s is not None
     assert left.ttft_s <= 0.016
+    assert not left.has_deadline_first
+    bound = Claim(first_token_due_s=now_s + 0.016, ttft_s=0.02, has_deadline_first=True)
+    assert terms(world, bound).objectives().has_deadline_first
     unasked = terms(world, Claim(first_token_due_s=now_s + 0.016)).objectives()
     assert unasked.whole_ttft_s == pytest.approx(0.016, abs=0.1)

@@ -236,6 +236,19 @@ async def test_a_pair_that_is_proven_now_is_news() -> None:
     assert world.num_changes == 1
 
 
+@pytest.mark.parametrize(("address", "placed"), [("p0:1", {"p0:1-1"}), ("p9:1", set())])
+async def test_of_routers_that_name_a_source_differently_who_names_the_proven_one_uses_it(
+    address: str, placed: set[str]
+) -> None:
+    world = World()
+    world.cluster.set_members(targets([address], ["d0:1"]))
+    world.says(address, incarnation="p0:1-1")
+    world.says("d0:1", pairs=[proven("p0:1")])
+    world.link("d0:1")
+    (decode,) = world.cluster.snapshot().decode
+    assert decode.proven == placed
+
+
 async def test_the_loss_of_the_last_prefill_worker_is_news_too() -> None:
     """What waits for it may be computed by a decode worker now."""
     world = World(prefill=1, decode=1)
@@ -283,9 +296,9 @@ async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(
     world.says("p0:1", incarnation="again", model_digest="new")
     assert placeable(world) == ({"p1:1"}, {"d0:1", "d1:1"})
     world.says("p0:1", incarnation="again", model_digest="new")
-    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-        "another model than most workers': not used"
-    ]
+    (said,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert said.message == "another model than most workers': not used"
+    assert (said.__dict__["model_digest"], said.__dict__["served"]) == ("new", "m")
 
 
 async def test_most_workers_say_which_model_is_served() -> None:
@@ -318,9 +331,9 @@ async def test_workers_with_another_tokenizer_are_not_used(
     world.link("d0:1")
     assert placeable(world) == (set(), set())
     assert world.cluster.max_model_len is None, "no worker was found"
-    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-        "another tokenizer or config than this router's: not used"
-    ]
+    (said,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert said.message == "another tokenizer or config than this router's: not used"
+    assert (said.__dict__["text_digest"], said.__dict__["ours"]) == ("another", "text")
 
 
 async def test_another_process_at_an_address_is_not_taken_for_the_one_before() -> None:

@@ -13,7 +13,8 @@ class Liveness:
 
     A peer is lost when it is silent for ``lost_peer_s``, or when a step of its engine
     has been due for ``lost_peer_s`` and the time that a step is allowed: twice its
-    prediction, and another ``lost_peer_s`` where there is none, as for the first step.
+    prediction, and another ``lost_peer_s`` where there is none, as for the first step of
+    an engine that timed none before it.
 
     The judge counts time in ticks of at most ``2 * heartbeat_s``, so that a pause
     of its own event loop is not held against the peer. Times in seconds.

@@ -42,7 +42,6 @@ from router.placement.fair_queue import FairQueue
 from router.placement.guarded import Guarded
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
-from router.placement.predicted import Predicted
 from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.services import Services, Spawn
@@ -256,7 +255,7 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     if config.placement == "least-loaded":
         return plain
     guarded = Guarded if config.placement == "predicted" else ByObjectives
-    return guarded(Predicted(plain, random.random), plain, random.random)
+    return guarded(plain, random.random)
 
 
 async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> ServedModel | None:

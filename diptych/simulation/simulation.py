@@ -51,8 +51,7 @@ class Placing(NamedTuple):
         if self.name == "least-loaded":
             return plain
         chance = random.Random(seed).random
-        predicted = Predicted(plain, chance)
-        return Guarded(predicted, plain, chance) if self.is_guarded else predicted
+        return Guarded(plain, chance) if self.is_guarded else Predicted(plain, chance)
 
 
 class BatchLoad(NamedTuple):

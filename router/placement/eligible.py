@@ -1,5 +1,6 @@
 """Which workers may be chosen for a request at all, whatever they cost it. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from router.placement.types import (
     PrefillView,
     Query,
     Snapshot,
+    WorkerId,
 )
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
@@ -21,38 +23,25 @@ _MAX_IMBALANCE_SEQUENCES = 1
 
 
 def usable(query: Query, snapshot: Snapshot) -> tuple[list[PrefillView], list[DecodeView]]:
-    """Those that may be chosen, of each pool."""
-    return _fitting(query, _may_prefill(query, snapshot)), _fitting(
-        query, _may_decode(query, snapshot)
+    """Those that may compute the prompt, and those that may run the sequence."""
+    return (
+        _able(query, snapshot.prefill, query.on_prefill),
+        _able(query, snapshot.decode, query.on_decode),
     )
 
 
-def _may_prefill(query: Query, snapshot: Snapshot) -> list[PrefillView]:
-    """Those that may compute the prompt."""
-    if query.on_prefill is not None:
-        return [view for view in snapshot.prefill if view.worker == query.on_prefill]
+def _able(query: Query, views: Sequence[V], held: WorkerId | None) -> list[V]:
+    """Of these; the one that is ``held`` already, where one is."""
+    if held is not None:
+        return _fitting(query, [view for view in views if view.worker == held])
     num_tokens, barred = query.num_max_tokens, query.failed | query.refused
     takes_all, payer = query.as_if_room, query.payer
     able = [
-        v
-        for v in snapshot.prefill
-        if (takes_all or v.takes_from(payer)) and v.max_model_len >= num_tokens
+        v for v in views if (takes_all or v.takes_from(payer)) and v.max_model_len >= num_tokens
     ]
-    return [v for v in able if v.worker.incarnation not in barred] if barred else able
-
-
-def _may_decode(query: Query, snapshot: Snapshot) -> list[DecodeView]:
-    """Those that may run the sequence."""
-    if query.on_decode is not None:
-        return [view for view in snapshot.decode if view.worker == query.on_decode]
-    num_tokens, barred = query.num_max_tokens, query.failed | query.refused
-    takes_all, payer = query.as_if_room, query.payer
-    able = [
-        v
-        for v in snapshot.decode
-        if (takes_all or v.takes_from(payer)) and v.max_model_len >= num_tokens
-    ]
-    return [v for v in able if v.worker.incarnation not in barred] if barred else able
+    if barred:
+        able = [v for v in able if v.worker.incarnation not in barred]
+    return _fitting(query, able)
 
 
 def is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 _MAX_TOLD = 8  # of a pool
 
 
-class Candidate(NamedTuple):
+class ToldWorker(NamedTuple):
     """One worker that could have been chosen; the least ``work_tokens`` counts in its favour."""
 
     address: str
@@ -37,13 +37,13 @@ class Candidate(NamedTuple):
 class Explanation(NamedTuple):
     """Of each pool the best few, the chosen one first, and how many there were to choose from."""
 
-    prefill: tuple[Candidate, ...]
-    decode: tuple[Candidate, ...]
+    prefill: tuple[ToldWorker, ...]
+    decode: tuple[ToldWorker, ...]
     num_prefill: int
     num_decode: int
 
 
-def best_of(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+def best_of(candidates: Iterable[ToldWorker]) -> tuple[ToldWorker, ...]:
     """Those that are told, the chosen one first."""
     return tuple(
         heapq.nsmallest(_MAX_TOLD, candidates, key=lambda c: (not c.is_chosen, c.work_tokens))

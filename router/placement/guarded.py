@@ -26,19 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 class Guarded:
-    """Places as ``predicted`` does, or by ``plain`` while the guard takes a fixed regime.
+    """Places as :class:`Predicted` does, or by ``plain`` while the guard takes a fixed regime.
 
     In a fixed one nothing is refused or held by what is foretold, as that is in doubt, but by what
     workers measured: more than they can do keeps nobody's objectives, however it is placed.
     """
 
-    def __init__(
-        self, predicted: Predicted, plain: LeastLoaded, chance: Callable[[], float]
-    ) -> None:
-        """``plain`` and ``chance`` are those that ``predicted`` was made with."""
+    def __init__(self, plain: LeastLoaded, chance: Callable[[], float]) -> None:
+        """``chance``: see :class:`router.placement.predicted.Predicted`."""
         self.cache = plain.cache
         self.guard = Guard()
-        self._predicted = predicted
+        self._predicted = Predicted(plain, chance)
         self._plain = plain
         self._chance = chance
         self._has_declined = False  # in a fixed regime

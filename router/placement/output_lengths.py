@@ -148,12 +148,6 @@ class OutputLengths:
             return classes.to_come(at_most, so_far)
         return AnswerLength([Likely(min(UNKNOWN_TOKENS, at_most - so_far), 1.0)])
 
-    def expected(
-        self, request_class: RequestClass, tenant: str, at_most: int, so_far: int = 0
-    ) -> int:
-        """Tokens that are to come of it, on average; at least 1."""
-        return self.to_come(request_class, tenant, at_most, so_far).num_tokens
-
 
 def _place_of(num_tokens: int) -> int:
     """1; 2; 3; 4, 5; 6, 7; 8 to 11; 12 to 15; and so on."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from router.placement.cache_index import CacheIndex
 from router.placement.eligible import evenly_loaded, is_pair, of_both, usable
-from router.placement.explanation import Candidate, Explanation, best_of
+from router.placement.explanation import Explanation, ToldWorker, best_of
 from router.placement.place import distance_ratio
 from router.placement.types import (
     DecodeOnly,
@@ -37,7 +37,7 @@ _NUM_LEAST_LOADED = 4
 _NUM_DRAWN = 2
 
 
-class _Weighed(NamedTuple):
+class _Cost(NamedTuple):
     """A view with what this request would cost there, in tokens; the least is the best."""
 
     work: float
@@ -45,10 +45,10 @@ class _Weighed(NamedTuple):
     num_missing: int
 
 
-_Score = tuple[float, _Weighed, _Weighed]
+_Score = tuple[float, _Cost, _Cost]
 
 
-class _Pair(NamedTuple):
+class _ScoredPair(NamedTuple):
     """A prefill and a decode worker, and what both together cost, in tokens."""
 
     score: _Score
@@ -228,7 +228,7 @@ class LeastLoaded:
         return None if best is None else best.pair
 
     def _least_whole(
-        self, views: Sequence[DecodeView], on_decode: dict[WorkerId, _Weighed]
+        self, views: Sequence[DecodeView], on_decode: dict[WorkerId, _Cost]
     ) -> _Whole | None:
         """Of workers of both roles the one with the least work, this prompt's included."""
         scored = []
@@ -242,10 +242,10 @@ class LeastLoaded:
         query: Query,
         prefills: Sequence[PrefillView],
         decodes: Sequence[DecodeView],
-        on_prefill: dict[WorkerId, _Weighed],
-        on_decode: dict[WorkerId, _Weighed],
-    ) -> _Pair | None:
-        best: _Pair | None = None
+        on_prefill: dict[WorkerId, _Cost],
+        on_decode: dict[WorkerId, _Cost],
+    ) -> _ScoredPair | None:
+        best: _ScoredPair | None = None
         for prefill in prefills:
             first = on_prefill[prefill.worker]
             for decode in decodes:
@@ -255,7 +255,7 @@ class LeastLoaded:
                 shipping = _shipping_work(prefill, decode, second.num_missing)
                 score = (first.work + second.work + shipping, second, first)
                 if best is None or score < best.score:
-                    best = _Pair(score, Paired(prefill.worker, decode.worker))
+                    best = _ScoredPair(score, Paired(prefill.worker, decode.worker))
         return best
 
     def _beside(self, query: Query, decodes: list[DecodeView]) -> DecodeOnly | None:
@@ -325,15 +325,13 @@ class LeastLoaded:
         even = evenly_loaded(query, views)
         weighed = self._weigh_decodes(query, even)
 
-        def cost(view: DecodeView) -> tuple[float, _Weighed]:
+        def cost(view: DecodeView) -> tuple[float, _Cost]:
             mine = weighed[view.worker]
             return mine.work + mine.num_missing, mine
 
         return min(even, key=cost, default=None)
 
-    def _weigh_prefills(
-        self, query: Query, views: Sequence[PrefillView]
-    ) -> dict[WorkerId, _Weighed]:
+    def _weigh_prefills(self, query: Query, views: Sequence[PrefillView]) -> dict[WorkerId, _Cost]:
         fastest = max((view.tokens_per_s for view in views), default=0.0)
         weighed, holders, ranks = {}, self.holders(query), self._ranks
         for view in views:
@@ -343,10 +341,10 @@ class LeastLoaded:
                 missing = self.num_missing(query, view.worker)
             work = (view.num_pending_tokens + missing) * slowness
             rank = ranks.get(view.worker.incarnation) or self.rank(view.worker)
-            weighed[view.worker] = _Weighed(work, rank, missing)
+            weighed[view.worker] = _Cost(work, rank, missing)
         return weighed
 
-    def _weigh_decodes(self, query: Query, views: Sequence[DecodeView]) -> dict[WorkerId, _Weighed]:
+    def _weigh_decodes(self, query: Query, views: Sequence[DecodeView]) -> dict[WorkerId, _Cost]:
         """``work`` is what is there already; what is missing is shipped or computed."""
         fastest_s = min((view.step_s for view in views if view.step_s), default=0.0)
         weighed, holders, ranks = {}, self.holders(query), self._ranks
@@ -357,10 +355,10 @@ class LeastLoaded:
             if view.worker.incarnation in holders:
                 missing = self.num_missing(query, view.worker)
             rank = ranks.get(view.worker.incarnation) or self.rank(view.worker)
-            weighed[view.worker] = _Weighed(there * slowness, rank, missing)
+            weighed[view.worker] = _Cost(there * slowness, rank, missing)
         return weighed
 
-    def _few(self, views: Sequence[V], weighed: dict[WorkerId, _Weighed]) -> Sequence[V]:
+    def _few(self, views: Sequence[V], weighed: dict[WorkerId, _Cost]) -> Sequence[V]:
         """Those worth pairing: all of a small pool; the likely best of a large one, and two."""
         if len(views) <= _NUM_WEIGHED_ALL:
             return views
@@ -380,9 +378,9 @@ def _shipping_work(prefill: PrefillView, decode: DecodeView, num_tokens: int) ->
     return ratio * min(num_tokens, num_bytes / bytes_per_s * prefill.tokens_per_s)
 
 
-def _prefill_candidate(view: PrefillView, cost: _Weighed, chosen: WorkerId | None) -> Candidate:
+def _prefill_candidate(view: PrefillView, cost: _Cost, chosen: WorkerId | None) -> ToldWorker:
     num_to_compute = view.num_pending_tokens + cost.num_missing
-    return Candidate(
+    return ToldWorker(
         view.worker.address,
         view.worker == chosen,
         cost.work,
@@ -393,11 +391,11 @@ def _prefill_candidate(view: PrefillView, cost: _Weighed, chosen: WorkerId | Non
 
 
 def _decode_candidate(
-    view: DecodeView, cost: _Weighed, chosen: WorkerId | None, source: WorkerId | None
-) -> Candidate:
+    view: DecodeView, cost: _Cost, chosen: WorkerId | None, source: WorkerId | None
+) -> ToldWorker:
     bytes_per_s = 0.0 if source is None else view.bytes_per_s.get(source.incarnation, 0.0)
     num_bytes = view.shipped.of(cost.num_missing)
-    return Candidate(
+    return ToldWorker(
         view.worker.address,
         view.worker == chosen,
         cost.work,

@@ -15,7 +15,6 @@ from router.placement.cache_index import CacheIndex
 from router.placement.guard import Regime
 from router.placement.guarded import Guarded
 from router.placement.policy import LeastLoaded
-from router.placement.predicted import Predicted
 from tests import metrics
 
 
@@ -65,7 +64,7 @@ def test_how_much_is_cached() -> None:
 
 def test_a_scraper_is_told_that_placement_is_fixed() -> None:
     plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
-    policy = Guarded(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
+    policy = Guarded(plain, lambda: 0.5)
     registry = CollectorRegistry()
     read_placement(Metrics(registry), policy)
 

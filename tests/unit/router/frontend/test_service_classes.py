@@ -49,8 +49,9 @@ def test_a_first_token_is_due_before_nobody_waits_for_it_any_more() -> None:
     late, soon, wanted = NOW_S + 9.0, NOW_S + 0.2, ServiceLevel(STANDARD, 500)
     assert classes.claim(NO_LEVEL, NOBODY, late) == Claim(STANDARD, "", late, None, 9.0, True)
     assert classes.claim(wanted, NOBODY, late) == Claim(STANDARD, "", NOW_S + 0.5, None, 0.5)
-    due_s, left_s = classes.claim(wanted, NOBODY, soon)[2:5:2]
-    assert (due_s, left_s) == (soon, pytest.approx(0.2))
+    bound = classes.claim(wanted, NOBODY, soon)
+    assert (bound.first_token_due_s, bound.has_deadline_first) == (soon, True)
+    assert bound.ttft_s == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

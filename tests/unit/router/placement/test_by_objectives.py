@@ -9,7 +9,6 @@ from router.placement.by_objectives import ByObjectives
 from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S
 from router.placement.policy import LeastLoaded
-from router.placement.predicted import Predicted
 from router.placement.promises import Promise, promised
 from router.placement.types import Objectives, Paired, Query, Seen, Snapshot
 from tests.unit.router.placement.predicted_world import D1, MODEL, P1, P2, QUERY, view_d, view_p
@@ -30,7 +29,7 @@ def made() -> ByObjectives:
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True
     )
-    return ByObjectives(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
+    return ByObjectives(plain, lambda: 0.5)
 
 
 def test_who_wants_nothing_is_placed_by_load() -> None:

@@ -13,7 +13,6 @@ from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S, STAY_S, SURE_S, TRIAL_S, Guard, Rates, Regime, kept_ratio
 from router.placement.guarded import Guarded
 from router.placement.policy import LeastLoaded
-from router.placement.predicted import Predicted
 from router.placement.types import (
     DecodeOnly,
     Objectives,
@@ -172,7 +171,7 @@ def test_of_few_requests_nothing_is_said() -> None:
 
 def made() -> Guarded:
     plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
-    return Guarded(Predicted(plain, lambda: 0.5), plain, lambda: 0.5)
+    return Guarded(plain, lambda: 0.5)
 
 
 def snapshot(factor: float) -> Snapshot:

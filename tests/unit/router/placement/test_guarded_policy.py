@@ -79,10 +79,10 @@ def test_halves_that_cannot_pull_from_each_other_are_not_apart() -> None:
 def test_a_request_that_one_half_could_never_take_goes_anywhere() -> None:
     told = snapshot(1.0)
     both = tuple(replace(view_p(worker), tokens_per_s=1000.0) for worker in (D1, D2))
-    decode = tuple(replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
+    long, short = (replace(view, proven=frozenset({"d1", "d2"})) for view in told.decode)
     policy = made()
     policy.guard.regime = Regime.APART
-    banned = Query(num_tokens=500, num_max_tokens=540, failed=frozenset({D2}))
-    placement = policy.place(banned, Snapshot(both, decode))
+    apart = Snapshot(both, (long, replace(short, max_model_len=500)))
+    placement = policy.place(Query(num_tokens=500, num_max_tokens=540), apart)
     assert isinstance(placement, DecodeOnly)
     assert placement.decode == D1

@@ -228,9 +228,7 @@ def test_where_some_want_another_pace_both_count(other_s: float, least: float, m
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_of_steps_that_take_next_to_nothing_there_is_no_share(phase: str) -> None:
     """What a worker says so measured nothing; it is no reason to fail."""
-    model = MODEL._replace(**{phase: StepCost(1e-20, num_steps=100)})
-    told = both(3)
-    prefill = (replace(view, engine=replace(view.engine, model=model)) for view in told.prefill)
-    decode = (replace(view, engine=replace(view.engine, model=model)) for view in told.decode)
-    odd = Snapshot(tuple(prefill), tuple(decode))
+    none = StepCost(1e-20, num_steps=100)
+    model = MODEL._replace(decode=none) if phase == "decode" else MODEL._replace(prefill=none)
+    odd = replace(both(3), decode=tuple(view_d(worker(number), 0, model) for number in range(3)))
     assert num_computing(seen(600, 100, num_workers=3), odd) == 0

@@ -352,7 +352,7 @@ async def test_unless_told_otherwise_requests_with_objectives_are_placed_by_what
     async with running(wide_model, 2, 1, metrics_port=0, port_file=ports) as cluster:
         slow, fast = cluster.prefill
         slow.step_model = StepModel(prefill=StepCost(5.0, num_steps=100))
-        fast.step_model = StepModel(prefill=StepCost(0.1, num_steps=100))
+        fast.step_model = StepModel(prefill=StepCost(2.0, num_steps=100))
         cluster.decode[0].step_model = StepModel(decode=StepCost(0.01, num_steps=100))
         address = json.loads(ports.read_text())["metrics_address"]
 
@@ -369,12 +369,17 @@ async def test_unless_told_otherwise_requests_with_objectives_are_placed_by_what
         for _ in range(4):
             await cluster.generate()
         assert await num_foretold() == known, "nobody asked"
+        num_specs = len(fast.specs)
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=3), timeout_s=1.0)
+        assert isinstance(answer.error, DeadlineUnreachableError)
+        assert "deadline: the answer is wanted within" in answer.error.message
+        assert len(fast.specs) == num_specs
 
 
 async def assert_refused_by_what_is_foretold(
     cluster: Cluster, address: str, fast: FakePrefill
 ) -> None:
-    """A prompt takes 0.1 s at least: who wants its first token sooner costs no worker anything."""
+    """A prompt takes 0.1 s or more: who wants its first token sooner costs no worker anything."""
     request, num_specs = token_request(PROMPT, max_tokens=3), len(fast.specs)
     request.ttft_ms = 60_000
     assert (await generate(cluster.channel, request)).error is None

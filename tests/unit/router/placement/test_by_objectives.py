@@ -51,7 +51,11 @@ def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else
     assert placement.forecast is None
     assert not policy.has_declined
     assert policy.foresee(query, SNAPSHOT, 0.0) is None
-    lost = policy.foresee(replace(query, objectives=near), SNAPSHOT, 0.0)
+    hopeless = replace(query, objectives=near)
+    assert (policy.place(hopeless, SNAPSHOT), policy.has_declined) == (None, True)
+    assert policy.place(replace(hopeless, may_refuse=False), SNAPSHOT) == Paired(P1, D1)
+    assert not policy.has_declined
+    lost = policy.foresee(hopeless, SNAPSHOT, 0.0)
     assert lost is not None
     assert "deadline: the answer is wanted within 5.000 s, of which 0.001 are left" in lost.what
     assert "its first token foretold in" in lost.what

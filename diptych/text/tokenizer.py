@@ -19,10 +19,8 @@ from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Messag
 from diptych.text.context_length import context_length
 from diptych.text.identity import text_digest
 from diptych.text.inert import ControlTokens, HiddenTexts, MarkedText
+from diptych.text.silent_counts import with_silent_counts
 from diptych.text.token_text import TokenText
-
-# By family: what transformers takes where a config is silent, as Gemma 3's with images is.
-_SILENT_COUNTS = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
 
 _MAX_COUNT = 2**31 - 1  # ids and positions are int32 in every engine
 _LENGTH_KEEPING_NORMALIZERS = {"Replace", "Prepend"}
@@ -267,9 +265,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config") or {}
     if not isinstance(text, dict):
         raise ConfigurationError(f"config.json: text_config must be an object, is {text!r}")
-    part = config | text
-    family = str(part.get("model_type")).removesuffix("_text")
-    return _SILENT_COUNTS.get(family, {}) | part
+    return with_silent_counts(config | text)
 
 
 def _count(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:

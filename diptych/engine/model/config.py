@@ -17,6 +17,7 @@ from diptych.engine.model.layer_config import Activation, LayerConfig
 from diptych.engine.model.stored_format import Storage, read_storage
 from diptych.errors import ConfigurationError
 from diptych.text.context_length import context_length
+from diptych.text.silent_counts import with_silent_counts
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
 _UNSUPPORTED_SWITCHES = (
@@ -111,11 +112,12 @@ class ModelConfig:
                 f"config.json: is_causal={config['is_causal']!r} is not supported: "
                 "a token attends to itself and those before it alone"
             )
+        config = with_silent_counts(config)
         reader = ConfigReader(config)
         layers = reader.layers(family)
         gemma = family.is_gemma
-        num_heads = reader.count("num_attention_heads", family.num_heads)
-        num_kv_heads = reader.count("num_key_value_heads", family.num_kv_heads or num_heads)
+        num_heads = reader.count("num_attention_heads")
+        num_kv_heads = reader.count("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise ConfigurationError(
                 f"config.json: {num_heads} heads cannot share {num_kv_heads} key-value heads"
@@ -136,13 +138,13 @@ class ModelConfig:
                 )
         return cls(
             model_type=model_type,
-            vocab_size=reader.count("vocab_size", family.vocab_size),
+            vocab_size=reader.count("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=reader.count("intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=context_length(config, reader.max_position(family)),
+            max_position=context_length(config, reader.max_position()),
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
             activation=reader.activation(
                 "hidden_activation" if gemma else "hidden_act",

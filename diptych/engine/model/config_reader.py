@@ -138,9 +138,9 @@ class ConfigReader:
             return RopeConfig(theta=theta)
         if rope_type is RopeType.LINEAR:
             return RopeConfig(theta, rope_type, scaling.number("factor"))
-        original = self._original_max_position(family, scaling)
+        original = self._original_max_position(scaling)
         if rope_type is RopeType.YARN:
-            return scaling.yarn(theta, original, self.max_position(family))
+            return scaling.yarn(theta, original, self.max_position())
         return RopeConfig(
             theta,
             rope_type,
@@ -179,15 +179,15 @@ class ConfigReader:
                     f"({values[0]!r} and {values[1]!r}): remove one of them"
                 )
 
-    def max_position(self, family: Family) -> int:
+    def max_position(self) -> int:
         """The longest sequence in tokens, as the model's own key says."""
-        return self.count("max_position_embeddings", family.max_position)
+        return self.count("max_position_embeddings")
 
-    def _original_max_position(self, family: Family, scaling: "ConfigReader") -> int:
+    def _original_max_position(self, scaling: "ConfigReader") -> int:
         """The context before it was stretched; what the model says of it goes first."""
         key = "original_max_position_embeddings"
         said_by = self if self._config.get(key) is not None else scaling
-        return said_by.count(key, self.max_position(family))
+        return said_by.count(key, self.max_position())
 
     def yarn(self, theta: float, original: int, max_position: int) -> RopeConfig:
         """The section of a YaRN scaling. original, max_position: contexts in tokens."""

@@ -25,11 +25,6 @@ class Family:
     # Where the config is silent; one that says null has none.
     score_softcap: float | None = None
     logit_softcap: float | None = None
-    # Counts of models whose config leaves them to transformers; None: they must be there.
-    vocab_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None  # None: as many as heads
-    max_position: int | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -44,10 +39,6 @@ FAMILIES: Mapping[str, Family] = {
         window_pattern=2,
         score_softcap=50.0,
         logit_softcap=30.0,
-        vocab_size=256_000,
-        num_heads=8,
-        num_kv_heads=4,
-        max_position=8192,
     ),
     "gemma3_text": Family(
         is_gemma=True,
@@ -57,10 +48,6 @@ FAMILIES: Mapping[str, Family] = {
         window_pattern=6,
         rope_theta=1_000_000.0,
         local_rope_theta=10_000.0,
-        vocab_size=262_208,
-        num_heads=8,
-        num_kv_heads=4,
-        max_position=131_072,
     ),
 }
 

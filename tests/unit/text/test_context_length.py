@@ -48,6 +48,21 @@ def test_a_config_says_one_length_on_both_sides(
     assert Tokenizer.from_folder(tmp_path).max_model_len == length
 
 
+@pytest.mark.parametrize(("family", "length"), [("gemma2", 8192), ("gemma3", 131_072)])
+@pytest.mark.parametrize("said", [{}, {"max_position_embeddings": None, "vocab_size": None}])
+def test_a_silent_config_is_taken_alike_on_both_sides(
+    tmp_path: Path, family: str, length: int, said: dict[str, Any]
+) -> None:
+    write_tiny_model(tmp_path, family)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    del content["max_position_embeddings"], content["vocab_size"]
+    path.write_text(json.dumps(content | said))
+    config, tokenizer = ModelConfig.from_folder(tmp_path), Tokenizer.from_folder(tmp_path)
+    assert config.max_position == tokenizer.max_model_len == length
+    assert config.vocab_size == tokenizer.vocab_size > 200_000
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -158,31 +158,14 @@ class AnswerReader:
                 f"tokens were skipped or repeated: position {delta.position} came "
                 f"where {self.num_tokens} was due"
             )
-        said = _Said(delta.text, delta.reasoning, tuple(delta.tool_calls))
+        said = _said_by(delta)
         if any(self._known_rest):
             said = self._beyond_known(said, has_tokens=bool(delta.token_ids))
             if not any(said):
                 return None
         self._token_ids += delta.token_ids
         self._rest = _NOTHING_SAID if delta.token_ids else self._rest.followed_by(said)
-        started, told = self._begun(), tuple(self._prompt_logprobs)
-        self._prompt_logprobs.clear()
-        return Chunk(
-            request_id=started.request_id,
-            model=started.model,
-            seed=started.seed,
-            model_digest=self._model_digest,
-            now_unix_s=started.now_unix_s,
-            prompt_token_ids=self._prompt_token_ids,
-            text=said.text,
-            reasoning=said.reasoning,
-            tool_calls=said.tool_calls,
-            token_ids=tuple(delta.token_ids),
-            position=delta.position,
-            margins=tuple(delta.margins),
-            logprobs=tuple(map(TokenLogprobs.from_proto, delta.logprobs)),
-            prompt_logprobs=told,
-        )
+        return self._delta_chunk(delta, said)
 
     def _part_of(self, delta: inference_pb2.Delta) -> Chunk:
         """As ``_part``, of one of several choices, which come in one call or not at all."""
@@ -190,13 +173,17 @@ class AnswerReader:
         if delta.position != due:
             raise BrokenStreamError(f"position {delta.position} came where {due} was due")
         self._num_by_choice[delta.choice] += len(delta.token_ids)
+        return self._delta_chunk(delta, _said_by(delta))
+
+    def _delta_chunk(self, delta: inference_pb2.Delta, said: _Said) -> Chunk:
+        """said: what is new of what it says."""
         told = tuple(self._prompt_logprobs)
         self._prompt_logprobs.clear()
         return self._chunk(
             choice=delta.choice,
-            text=delta.text,
-            reasoning=delta.reasoning,
-            tool_calls=tuple(delta.tool_calls),
+            text=said.text,
+            reasoning=said.reasoning,
+            tool_calls=said.tool_calls,
             token_ids=tuple(delta.token_ids),
             position=delta.position,
             margins=tuple(delta.margins),
@@ -208,14 +195,8 @@ class AnswerReader:
         self._num_finished += 1
         if not finished.reason:
             raise BrokenStreamError("a choice ended without a finish reason")
-        by_token = finished.HasField("stop_token_id")
-        return self._chunk(
-            choice=finished.choice,
-            position=self._due(finished.choice),
-            finish_reason=_reason(finished),
-            stop_match=finished.stop,
-            stop_token_id=finished.stop_token_id if by_token else None,
-        )
+        position = self._due(finished.choice)
+        return self._chunk(choice=finished.choice, position=position, **_end_fields(finished))
 
     def _due(self, choice: int) -> int:
         if choice >= self._num_choices:
@@ -254,20 +235,11 @@ class AnswerReader:
         if self._num_choices > 1:
             return self._behind_all(summary)
         self.is_whole = True
-        started, by_token = self._begun(), finished.HasField("stop_token_id")
-        return Chunk(
-            request_id=started.request_id,
-            model=started.model,
-            seed=started.seed,
-            model_digest=self._model_digest,
-            now_unix_s=started.now_unix_s,
-            prompt_token_ids=self._prompt_token_ids,
+        return self._chunk(
             position=self.num_tokens,
-            finish_reason=_reason(finished),
-            stop_match=finished.stop,
-            stop_token_id=finished.stop_token_id if by_token else None,
             usage=summary.usage,
             timing=summary.timing,
+            **_end_fields(finished),
         )
 
     def _behind_all(self, summary: inference_pb2.Summary) -> Chunk:
@@ -277,6 +249,15 @@ class AnswerReader:
         return self._chunk(usage=summary.usage, timing=summary.timing)
 
 
-def _reason(finished: inference_pb2.ChoiceFinished) -> FinishReason | None:
-    """None: one of a newer router that has no name here."""
-    return _REASONS.get(finished.reason)
+def _said_by(delta: inference_pb2.Delta) -> _Said:
+    return _Said(delta.text, delta.reasoning, tuple(delta.tool_calls))
+
+
+def _end_fields(finished: inference_pb2.ChoiceFinished) -> dict[str, Any]:
+    """What a chunk says of the end."""
+    by_token = finished.HasField("stop_token_id")
+    return {
+        "finish_reason": _REASONS.get(finished.reason),  # None: a newer router's, without a name
+        "stop_match": finished.stop,
+        "stop_token_id": finished.stop_token_id if by_token else None,
+    }

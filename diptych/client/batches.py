@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +37,9 @@ _STATUS_NAMES: Final = {
 _REFUSALS: Final = (InvalidRequestError, QueueFullError, StorageFullError, DiskFullError)
 NO_METADATA: Final[Mapping[str, str]] = {}
 
+_Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
-_Call: TypeAlias = Callable[[], Awaitable[_Response]]
+_Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]"
 
 
 class BatchState(NamedTuple):
@@ -159,9 +160,7 @@ class BatchClient:
     async def state(self, batch_id: str) -> BatchState:
         """How far it is. Raises DiptychError."""
         request = batches_pb2.GetBatchRequest(id=batch_id)
-        found = await self._ask(
-            lambda: self._server.GetBatch(request, timeout=_TIMEOUT_S, metadata=self._metadata)
-        )
+        found = await self._ask(self._server.GetBatch, request)
         return _state_of(found.batch)
 
     async def watch(self, batch_id: str) -> AsyncGenerator[BatchState, None]:
@@ -194,17 +193,13 @@ class BatchClient:
     async def batches(self, limit: int = 20, after: str = "") -> list[BatchState]:
         """Up to ``limit``, the newest first, behind the one of that id. Raises DiptychError."""
         request = batches_pb2.ListBatchesRequest(limit=limit, after=after)
-        found = await self._ask(
-            lambda: self._server.ListBatches(request, timeout=_TIMEOUT_S, metadata=self._metadata)
-        )
+        found = await self._ask(self._server.ListBatches, request)
         return [_state_of(batch) for batch in found.batches]
 
     async def cancel(self, batch_id: str) -> BatchState:
         """Send no more of it. Raises DiptychError."""
         request = batches_pb2.CancelBatchRequest(id=batch_id)
-        cancelled = await self._ask(
-            lambda: self._server.CancelBatch(request, timeout=_TIMEOUT_S, metadata=self._metadata)
-        )
+        cancelled = await self._ask(self._server.CancelBatch, request)
         return _state_of(cancelled.batch)
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes, None]:
@@ -225,11 +220,11 @@ class BatchClient:
         with _told():
             await self._server.DeleteFile(request, timeout=_TIMEOUT_S, metadata=self._metadata)
 
-    async def _ask(self, call: _Call[_Response]) -> _Response:
+    async def _ask(self, method: "_Method[_Request, _Response]", request: _Request) -> _Response:
         retries = Retries(self._retries, None)
         while True:
             try:
-                return await call()
+                return await method(request, timeout=_TIMEOUT_S, metadata=self._metadata)
             except grpc.RpcError as error:
                 await _pause(error, retries)
 

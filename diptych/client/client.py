@@ -1,7 +1,7 @@
 """The asynchronous client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -25,8 +25,9 @@ from diptych.v1 import inference_pb2
 DEFAULT_RETRIES = 5
 _SHORT_TIMEOUT_S = 10.0
 
+_Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
-_Call: TypeAlias = Callable[[Router, float | None], Awaitable[_Response]]
+_Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]"
 OnRetry: TypeAlias = Callable[[DiptychError, float], None]
 
 
@@ -143,12 +144,7 @@ class DiptychClient:
     async def models(self, timeout_s: float = _SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
         request = inference_pb2.ListModelsRequest()
-        response = await self._ask(
-            lambda router, left_s: router.ListModels(
-                request, timeout=left_s, metadata=self._metadata
-            ),
-            timeout_s,
-        )
+        response = await self._ask(lambda router: router.ListModels, request, timeout_s)
         return list(response.models)
 
     async def cluster(
@@ -156,12 +152,7 @@ class DiptychClient:
     ) -> inference_pb2.DescribeClusterResponse:
         """How the pools are now. Raises DiptychError: NotServedError where it is not told."""
         request = inference_pb2.DescribeClusterRequest()
-        return await self._ask(
-            lambda router, left_s: router.DescribeCluster(
-                request, timeout=left_s, metadata=self._metadata
-            ),
-            timeout_s,
-        )
+        return await self._ask(lambda router: router.DescribeCluster, request, timeout_s)
 
     async def tokenize(
         self,
@@ -172,12 +163,7 @@ class DiptychClient:
     ) -> list[int]:
         """The token ids that ``generate`` would make of a text or a chat. Raises DiptychError."""
         request = build_tokenize_request(text, messages=messages)
-        response = await self._ask(
-            lambda router, left_s: router.Tokenize(
-                request, timeout=left_s, metadata=self._metadata
-            ),
-            timeout_s,
-        )
+        response = await self._ask(lambda router: router.Tokenize, request, timeout_s)
         return list(response.token_ids)
 
     async def detokenize(
@@ -191,40 +177,35 @@ class DiptychClient:
         request = inference_pb2.DetokenizeRequest(
             token_ids=token_ids, keep_special_tokens=keep_special_tokens
         )
-        response = await self._ask(
-            lambda router, left_s: router.Detokenize(
-                request, timeout=left_s, metadata=self._metadata
-            ),
-            timeout_s,
-        )
+        response = await self._ask(lambda router: router.Detokenize, request, timeout_s)
         return response.text
 
     async def score(
         self, request: inference_pb2.ScoreRequest, timeout_s: float | None = None
     ) -> list[ContinuationScore]:
         """How likely continuations are: :func:`build_score_request`. Raises DiptychError."""
-        response = await self._ask(
-            lambda router, left_s: router.Score(request, timeout=left_s, metadata=self._metadata),
-            timeout_s,
-        )
+        response = await self._ask(lambda router: router.Score, request, timeout_s)
         return read_scores(response)
 
     async def embed(
         self, request: inference_pb2.EmbedRequest, timeout_s: float | None = None
     ) -> list[tuple[float, ...]]:
         """Vectors of texts: :func:`build_embed_request`. Raises DiptychError."""
-        response = await self._ask(
-            lambda router, left_s: router.Embed(request, timeout=left_s, metadata=self._metadata),
-            timeout_s,
-        )
+        response = await self._ask(lambda router: router.Embed, request, timeout_s)
         return read_vectors(response)
 
-    async def _ask(self, call: _Call[_Response], timeout_s: float | None) -> _Response:
+    async def _ask(
+        self,
+        method: "Callable[[Router], _Method[_Request, _Response]]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Response:
         retries = Retries(self._retries, timeout_s)
         while True:
             router = self._routers.asked
+            call = method(router)
             try:
-                return await call(router, retries.left_s)
+                return await call(request, timeout=retries.left_s, metadata=self._metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
             await self._recover(router, failure, retries)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 
@@ -125,9 +126,5 @@ class DecodeRole:
 
 async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at the most."""
-
-    def make(host: ServiceHost, status: WorkerStatus) -> DecodeRole:
-        return DecodeRole(config, host, status)
-
-    makers = {worker_pb2.WORKER_ROLE_DECODE: make}
-    await serve_roles(config, config.transfer, makers, stop, ready)
+    makers = {worker_pb2.WORKER_ROLE_DECODE: partial(DecodeRole, config)}
+    await serve_roles(config, makers, stop, ready)

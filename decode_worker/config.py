@@ -5,7 +5,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from diptych.worker.config import WorkerConfig
-from kvtransfer.config import TransferConfig
 
 
 class DecodeWorkerConfig(WorkerConfig):
@@ -13,9 +12,6 @@ class DecodeWorkerConfig(WorkerConfig):
 
     role: ClassVar[str] = "decode"
 
-    transfer: TransferConfig = Field(
-        TransferConfig(), description="How this worker reads KV of prefill workers."
-    )
     local_prefill: bool = Field(
         True,
         description="Whether this worker may compute prompts itself: short ones, without a "

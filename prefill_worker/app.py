@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 
@@ -97,9 +98,5 @@ class PrefillRole:
 
 async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at the most."""
-
-    def make(host: ServiceHost, status: WorkerStatus) -> PrefillRole:
-        return PrefillRole(config, host, status)
-
-    makers = {worker_pb2.WORKER_ROLE_PREFILL: make}
-    await serve_roles(config, config.transfer, makers, stop, ready)
+    makers = {worker_pb2.WORKER_ROLE_PREFILL: partial(PrefillRole, config)}
+    await serve_roles(config, makers, stop, ready)

@@ -5,7 +5,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from diptych.worker.config import MAX_COUNT, WorkerConfig
-from kvtransfer.config import TransferConfig
 
 
 class PrefillWorkerConfig(WorkerConfig):
@@ -17,7 +16,4 @@ class PrefillWorkerConfig(WorkerConfig):
     # products with more rows reach more of the machine's rate.
     max_batched_tokens: int = Field(
         1024, ge=1, le=MAX_COUNT, description="Tokens of one step at the most."
-    )
-    transfer: TransferConfig = Field(
-        TransferConfig(), description="How decode workers may read this worker's KV."
     )

@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from decode_worker.config import DecodeWorkerConfig
-from kvtransfer.config import TransferConfig
 
 
 class SoftWorkerConfig(DecodeWorkerConfig):
@@ -18,9 +17,6 @@ class SoftWorkerConfig(DecodeWorkerConfig):
         min_length=1,
         description="What this worker does at first: prefill, decode, or both. `diptych admin "
         "roles` changes it while it runs.",
-    )
-    transfer: TransferConfig = Field(
-        TransferConfig(), description="How KV moves between this worker and others."
     )
 
     @field_validator("roles")

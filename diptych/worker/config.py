@@ -16,6 +16,7 @@ from diptych.formats import (
 )
 from diptych.process import ProcessConfig
 from diptych.service_level import ObjectiveMs
+from kvtransfer.config import TransferConfig
 
 MAX_COUNT: Final = 2**32 - 1  # that messages hold
 _MAX_CORES = 2**16  # more than any machine has
@@ -132,6 +133,9 @@ class WorkerConfig(ProcessConfig):
     )
     cpus: str | None = Field(
         None, description="Cores this process may use, such as 0-3,6. Unset: all it has."
+    )
+    transfer: TransferConfig = Field(
+        TransferConfig(), description="How KV moves between this worker and others."
     )
 
     @field_validator("cpus")

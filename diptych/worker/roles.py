@@ -161,7 +161,6 @@ class Roles:
 
 async def serve_roles(
     config: WorkerConfig,
-    transfer: TransferConfig,
     makers: Mapping[worker_pb2.WorkerRole, MakeRole],
     stop: asyncio.Event,
     ready: Ready,
@@ -186,8 +185,8 @@ async def serve_roles(
         watch = WatchServicer(status, host.tracing)
         worker_pb2_grpc.add_WorkerServicer_to_server(watch, host.server)
         cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(status), host.server)
-        faults = serve_faults(transfer, host.server, host.metrics)
-        roles = Roles(transfer, status, made, faults)
+        faults = serve_faults(config.transfer, host.server, host.metrics)
+        roles = Roles(config.transfer, status, made, faults)
         admin = RoleAdmin(status, roles.num_unfinished)
         worker_pb2_grpc.add_WorkerAdminServicer_to_server(admin, host.server)
         await host.start(roles.services)

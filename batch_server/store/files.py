@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Final
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
@@ -92,18 +93,8 @@ def _begin(connection: Connection, file: StoredFile, max_tenant_bytes: int) -> b
 
 
 def values_of(file: StoredFile, *, is_whole: bool) -> dict[str, object]:
-    """A file as a row."""
-    return {
-        "file_id": file.file_id,
-        "tenant": file.tenant,
-        "purpose": file.purpose,
-        "filename": file.filename,
-        "created_s": file.created_s,
-        "num_bytes": file.num_bytes,
-        "is_whole": is_whole,
-        "batch_id": file.batch_id,
-        "is_errors": file.is_errors,
-    }
+    """A file as a row, which has columns of its names."""
+    return {**asdict(file), "is_whole": is_whole}
 
 
 def _add_chunk(connection: Connection, file_id: str, number: int, data: bytes) -> None:
@@ -208,13 +199,4 @@ def _delete(connection: Connection, tenant: str, file_id: str) -> bool:
 
 
 def _file_of(row: Row[tuple[object, ...]]) -> StoredFile:
-    return StoredFile(
-        file_id=row.file_id,
-        tenant=row.tenant,
-        purpose=row.purpose,
-        filename=row.filename,
-        created_s=row.created_s,
-        num_bytes=row.num_bytes,
-        batch_id=row.batch_id,
-        is_errors=row.is_errors,
-    )
+    return StoredFile(**{each.name: getattr(row, each.name) for each in fields(StoredFile)})

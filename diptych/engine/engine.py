@@ -187,7 +187,6 @@ class StepEngine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_reserved=scheduler.num_reserved,
-            num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_lookup_tokens=scheduler.num_lookup_tokens,
             num_hit_tokens=scheduler.num_hit_tokens,
@@ -239,7 +238,7 @@ class StepEngine:
     @property
     def prefill_age_s(self) -> float | None:
         """See :class:`diptych.engine.protocol.Engine`."""
-        if not self._scheduler.num_pending_prefill_tokens:
+        if not self._scheduler.work.num_prefill_tokens:
             return None
         if not self._steps:
             return 0.0

@@ -39,7 +39,6 @@ class EngineLoad(NamedTuple):
     num_running: int  # sequences in the batch
     num_waiting: int  # that want a place in it
     num_reserved: int  # that will, once their KV or their start has come
-    num_pending_prefill_tokens: int  # of both, to be computed before they can sample
     num_preemptions: int
     num_lookup_tokens: int  # of admitted sequences
     num_hit_tokens: int  # of those, found in the prefix cache

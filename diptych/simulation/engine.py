@@ -196,7 +196,7 @@ class SimulatedEngine:
     @property
     def prefill_age_s(self) -> float | None:
         """As a worker says how long it has been at the prompts that it has."""
-        if not self.scheduler.num_pending_prefill_tokens:
+        if not self.scheduler.work.num_prefill_tokens:
             return None
         step = self._step
         if step is None:

@@ -109,7 +109,7 @@ class EngineParts:
         state.num_reserved = load.num_reserved
         state.num_giving_way = load.giving_way.num
         state.num_giving_way_blocks = load.giving_way.num_blocks
-        state.num_pending_prefill_tokens = load.num_pending_prefill_tokens
+        state.num_pending_prefill_tokens = load.work.num_prefill_tokens
         state.prefill_tokens_per_s = self.engine.prefill_tokens_per_s
         state.decode_step_s = self.engine.decode_step_s
         state.prefill_time_ratio = self.engine.prefill_time_ratio

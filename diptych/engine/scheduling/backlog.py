@@ -6,11 +6,6 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.step_model import StepWork, num_pairs
 
 
-def num_prefill_tokens(runnable: Iterable[Sequence]) -> int:
-    """Tokens to compute before these can sample; of one that decodes there is none."""
-    return sum(seq.num_pending_tokens for seq in runnable if not seq.is_decoding)
-
-
 def work(runnable: Iterable[Sequence]) -> StepWork:
     """One token of each sequence that decodes, and what prompts lack."""
     num_rows = num_context = num_tokens = num_attention_pairs = 0

@@ -180,11 +180,6 @@ class Scheduler:
         return self._making_way.num_set_aside
 
     @property
-    def num_pending_prefill_tokens(self) -> int:
-        """Tokens to compute before their sequences can sample (single tokens not counted)."""
-        return backlog.num_prefill_tokens(self._queues.runnable)
-
-    @property
     def runnable(self) -> Iterator[Sequence]:
         """Those in the batch, and those that want to be."""
         return self._queues.runnable

@@ -79,7 +79,7 @@ class Mirrored:
             num_reserved=scheduler.num_reserved,
             num_giving_way=scheduler.giving_way().num,
             num_giving_way_blocks=scheduler.giving_way().num_blocks,
-            num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
+            num_pending_prefill_tokens=work.num_prefill_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             decode_step_s=engine.decode_step_s,
             prefill_time_ratio=engine.prefill_time_ratio,
@@ -212,7 +212,7 @@ def test_so_are_those_of_a_worker_whose_prompts_are_heard_of_late() -> None:
     both.send_prompt("p0:1", 100)
     both.send_prompt("p0:1", 60)
     until_s = 0.0
-    while both.engines["p0:1"].scheduler.num_pending_prefill_tokens > 60:
+    while both.engines["p0:1"].scheduler.work.num_prefill_tokens > 60:
         both.agenda.run(until_s := until_s + 0.001)
     both.tell("p0:1")
     for number, later_s, num_computed in ((1, 0.001, 0), (2, 10.0, 60)):

@@ -95,7 +95,7 @@ class OtherEngine:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
         num_waiting, giving_way = len(self._waiting), GivingWay(2, 7)
-        return EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, 0, work, giving_way=giving_way)
+        return EngineLoad(blocks, 0, num_waiting, 3, 0, 0, 0, work, giving_way=giving_way)
 
     def paced(self) -> list[Paced]:
         return [PACED[1], LOST, PACED[0]]

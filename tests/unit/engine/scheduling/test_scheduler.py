@@ -30,14 +30,14 @@ def test_a_step_mixes_decode_tokens_and_chunks_of_several_prompts() -> None:
     step(scheduler)
     start_local(scheduler, make_sequence([4] * 6))
     start_local(scheduler, make_sequence([5] * 20))
-    assert scheduler.num_pending_prefill_tokens == 26
+    assert scheduler.work.num_prefill_tokens == 26
     assert scheduler.work == StepWork(1, 4, 26, 6 * 7 // 2 + 20 * 21 // 2)
     plan, updates = step(scheduler)
     assert [chunk.token_ids for chunk in plan.chunks] == [(7,), (4,) * 6, (5,) * 8]
     assert [chunk.sample is not None for chunk in plan.chunks] == [True, True, False]
     assert [update.num_computed_tokens for update in updates] == [4, 6, 8]
     assert [update.position for update in updates] == [4, 6, None]
-    assert scheduler.num_pending_prefill_tokens == 12
+    assert scheduler.work.num_prefill_tokens == 12
     assert scheduler.work == StepWork(2, 5 + 7, 12, 20 * 21 // 2 - 8 * 9 // 2)
     assert (scheduler.num_running, scheduler.num_waiting) == (3, 0)
 

@@ -99,10 +99,10 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         tasks.create_task(http.serve(), name="http")
         settle()
         await host.start([SERVICE], {"http": http.port})
-        await host.set_serving(True)
+        host.set_serving(True)
         ready(host.port)
         await stop.wait()
-        await host.set_serving(False)
+        host.set_serving(False)
         running.cancel()
         batch_desk.end()
         async with asyncio.TaskGroup() as ending:

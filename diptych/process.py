@@ -13,9 +13,9 @@ A role looks like this::
             ready(host.port)
             ...                                     # load; tasks in the role's own task group
             settle()
-            await host.set_serving(True)
+            host.set_serving(True)
             await stop.wait()
-            await host.set_serving(False)           # refuse new work
+            host.set_serving(False)                 # refuse new work
             ...                                     # drain within config.timers.drain_s
 """
 

@@ -144,8 +144,8 @@ class ServiceHost:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         own = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection([*self._services, *own], self.server)
-        await self._set_health([""], serving=True)
-        await self.set_serving(False)
+        self._set_health([""], serving=True)
+        self.set_serving(False)
         try:
             self.port = self._add_port(self._config.listen)
         except RuntimeError:
@@ -200,25 +200,25 @@ class ServiceHost:
             return self.server.add_insecure_port(address)
         return self.server.add_secure_port(address, self._certificate.of_server())
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Tell health checkers whether the role's services take requests: readiness.
 
         The process as a whole (service ``""``, liveness) is not meant: one that loads or
         drains must not be killed for it.
         """
-        await self._set_health(self._services, serving)
+        self._set_health(self._services, serving)
 
-    async def set_serving_only(self, services: Collection[str]) -> None:
+    def set_serving_only(self, services: Collection[str]) -> None:
         """Tell them that these of the role's services take requests, and that the others do not."""
         for serving in (False, True):
             names = [name for name in self._services if (name in services) is serving]
-            await self._set_health(names, serving)
+            self._set_health(names, serving)
 
-    async def set_failed(self) -> None:
+    def set_failed(self) -> None:
         """Tell health checkers that the process will not serve again: end it."""
-        await self._set_health(["", *self._services], serving=False)
+        self._set_health(["", *self._services], serving=False)
 
-    async def _set_health(self, services: Iterable[str], serving: bool) -> None:
+    def _set_health(self, services: Iterable[str], serving: bool) -> None:
         statuses = health_pb2.HealthCheckResponse
         for service in services:
             status = statuses.SERVING if serving else statuses.NOT_SERVING

@@ -106,7 +106,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         telling = tasks.create_task(_tell_ready(host, services.cluster), name="readiness")
         await stop.wait()
         telling.cancel()
-        await host.set_serving(False)
+        host.set_serving(False)
         await _see_off(ways.admission, config.timers, asyncio.get_running_loop().time)
         await _drain(host, http, ways.admission, config.timers)
         background.stop()
@@ -214,7 +214,7 @@ async def _tell_ready(host: ServiceHost, cluster: Cluster) -> None:
     a balancer without routers.
     """
     await cluster.wait_found()
-    await host.set_serving(True)
+    host.set_serving(True)
     logger.info("router serves")
 
 

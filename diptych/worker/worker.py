@@ -262,7 +262,7 @@ class WorkerLife:
 
     async def _tell_failed(self, why: str) -> None:
         self._status.set(worker_pb2.SERVING_STATE_FAILED, why)
-        await self._host.set_failed()
+        self._host.set_failed()
         await asyncio.sleep(_TELL_FAILED_S)
 
     async def _tell_ready(self, watch: TransferWatch) -> None:
@@ -271,24 +271,24 @@ class WorkerLife:
             while True:
                 changed.clear()
                 if self._status.state == worker_pb2.SERVING_STATE_FAILED:
-                    await self._host.set_failed()
+                    self._host.set_failed()
                 elif watch.problem or not (ready := self._serving.ready_services()):
                     why = watch.problem or "no proven pair"
                     self._status.set(worker_pb2.SERVING_STATE_STARTING, why)
-                    await self._set_serving(frozenset())
+                    self._set_serving(frozenset())
                 else:
                     self._status.set(worker_pb2.SERVING_STATE_READY)
-                    await self._set_serving(ready)
+                    self._set_serving(ready)
                 await changed.wait()
 
-    async def _set_serving(self, services: frozenset[str]) -> None:
+    def _set_serving(self, services: frozenset[str]) -> None:
         if services != self._told:
             self._told = services
-            await self._host.set_serving_only(services)
+            self._host.set_serving_only(services)
 
     async def _drain(self) -> None:
         self._status.set(worker_pb2.SERVING_STATE_DRAINING, "shutting down")
-        await self._set_serving(frozenset())
+        self._set_serving(frozenset())
         if not await self._wait_zero(self._serving.num_active, self._config.timers.drain_s):
             logger.warning("drain timed out", extra={"num_active": self._serving.num_active()})
         self._serving.end_all(WorkerDrainingError("the worker shuts down"))

@@ -34,7 +34,7 @@ async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> Non
     async with ServiceHost(config) as host:
         await host.start(["diptych.v1.Inference"])
         ready(host.port)
-        await host.set_serving(True)
+        host.set_serving(True)
         async with asyncio.TaskGroup() as tasks:
             if config.fail.startswith("off-loop"):
                 reading = tasks.create_task(asyncio.to_thread(read_what_never_comes))
@@ -47,7 +47,7 @@ async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> Non
         if config.fail == "stuck":
             raise StuckThreadError("a thread is stuck")
         await stop.wait()
-        await host.set_serving(False)
+        host.set_serving(False)
         if config.fail == "hang":
             await asyncio.sleep(3600)
 

@@ -80,8 +80,8 @@ async def test_a_watcher_that_never_reads_holds_up_nobody() -> None:
             heard = [(await watch.read()).status]
             for serving in (True, False):
                 async with asyncio.timeout(20):
-                    await host.set_serving(serving)
-                heard.append((await watch.read()).status)
+                    host.set_serving(serving)
+                    heard.append((await watch.read()).status)
             watch.cancel()
     assert heard == [known.NOT_SERVING, known.SERVING, known.NOT_SERVING]
 

@@ -235,11 +235,11 @@ class TestHost:
                 is_not = health_pb2.HealthCheckResponse.NOT_SERVING
                 service = "diptych.v1.Inference"
                 assert (await status(""), await status(service)) == (is_up, is_not), "loading"
-                await host.set_serving(True)
+                host.set_serving(True)
                 assert (await status(""), await status(service)) == (is_up, is_up)
-                await host.set_serving(False)
+                host.set_serving(False)
                 assert (await status(""), await status(service)) == (is_up, is_not), "draining"
-                await host.set_failed()
+                host.set_failed()
                 assert (await status(""), await status(service)) == (is_not, is_not)
 
     async def test_one_that_answers_late_is_reached(self) -> None:

@@ -144,12 +144,12 @@ async def test_a_second_failure_does_not_keep_a_worker_whose_step_hangs(
         goes_on.wait()
         return StepOutput(tokens=(), duration_s=0.0)
 
-    async def broken(*args: object) -> None:
+    def broken(*args: object) -> None:
         raise ValueError("the second failure")
 
     async def broken_audit(self: BlockAudit) -> None:
         await asyncio.to_thread(hangs.wait)
-        await broken()
+        broken()
 
     if second == "while it tells":
         monkeypatch.setattr(ServiceHost, "set_failed", broken)

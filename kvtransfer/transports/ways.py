@@ -27,7 +27,6 @@ class Way(NamedTuple):
 
     text: str  # both memories, and where they are staged; for people
     staged_at_source: bool = False
-    staged_at_reader: bool = False
     least_bytes_per_s: float = 0.0  # where it is slower, the blocks went another way
 
 
@@ -94,7 +93,7 @@ def _staged(source: PoolPlace, reader: PoolPlace) -> Way | NoWay:
     sides = " and ".join(
         name for name, staged in (("source", at_source), ("reader", at_reader)) if staged
     )
-    return Way(f"{both}, staged at the {sides}", at_source, at_reader)
+    return Way(f"{both}, staged at the {sides}", staged_at_source=at_source)
 
 
 def _host_only(source: PoolPlace, reader: PoolPlace) -> Way | NoWay:

@@ -41,7 +41,7 @@ def test_nixl_reads_directly_what_it_reaches(
     if how:
         assert isinstance(way, Way)
         assert way.text.endswith(f" at the reader, {how}")
-        assert way[1:3] == (False, False)
+        assert not way.staged_at_source
         assert way.least_bytes_per_s == (4e9 if how.endswith("CUDA IPC") else 0)
     else:
         assert isinstance(way, NoWay)
@@ -63,17 +63,16 @@ def test_a_ucx_without_cuda_has_no_direct_way(without: str) -> None:
 @pytest.mark.parametrize(
     ("source", "reader", "sides"),
     [
-        ("VRAM", "DRAM", (True, False)),
-        ("DRAM", "VRAM", (False, True)),
-        ("VRAM", "VRAM", (True,) * 2),
+        ("VRAM", "DRAM", "source"),
+        ("DRAM", "VRAM", "reader"),
+        ("VRAM", "VRAM", "source and reader"),
     ],
 )
-def test_it_is_staged_beside_each_pool_on_a_device(
-    source: str, reader: str, sides: tuple[bool, bool]
-) -> None:
+def test_it_is_staged_beside_each_pool_on_a_device(source: str, reader: str, sides: str) -> None:
     way = way_between("staged", place(source), place(reader, machine="n"))
     assert isinstance(way, Way)
-    assert way[1:3] == sides
+    assert way.text.endswith(f", staged at the {sides}")
+    assert way.staged_at_source is (source == "VRAM")
 
 
 def test_between_host_memories_there_is_nothing_to_stage_and_nothing_amiss() -> None:

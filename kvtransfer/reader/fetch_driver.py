@@ -121,7 +121,7 @@ class FetchDriver:
         try:
             await first_to_end(
                 receive=partial(self._receive, call),
-                drive=partial(self._drive_or_part, call, machine, self._link),
+                drive=partial(self._drive_or_part, call, machine),
                 beat=partial(self._beat, call),
             )
         finally:
@@ -185,13 +185,13 @@ class FetchDriver:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(command)
 
-    async def _drive_or_part(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+    async def _drive_or_part(self, call: FetchCall, machine: PullMachine) -> None:
         """Drive; where we give up, let the source end the stream before anybody hears of it.
 
         Else the fetch might still be open there when the router has granted the next one.
         """
         try:
-            await self._drive(call, machine, link)
+            await self._drive(call, machine)
         except PullError as error:
             if error.failure != decode_pb2.PULL_FAILURE_SOURCE_LOST:
                 self._failure = error  # _receive raises it
@@ -207,7 +207,7 @@ class FetchDriver:
                     await call.done_writing()
                 await asyncio.Event().wait()
 
-    async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+    async def _drive(self, call: FetchCall, machine: PullMachine) -> None:
         """The one task that moves the machine. Returns once the pull is proven."""
         liveness = Liveness(self._timers, time.monotonic())
         self._clock.moved(time.monotonic())
@@ -221,9 +221,9 @@ class FetchDriver:
             confirm = None
             if isinstance(item, FetchEvent):
                 liveness.heard(item.heartbeat.progress if item.HasField("heartbeat") else None)
-                self._on_event(machine, link, item)
+                self._on_event(machine, item)
             elif isinstance(item, Landed):
-                confirm = self._on_landed(machine, link.transport == "inline", item)
+                confirm = self._on_landed(machine, item)
                 await self._give_back(call, item)
             elif isinstance(item, TransportError):
                 raise read_failure(item) from item
@@ -231,39 +231,39 @@ class FetchDriver:
                 await self._write(call, FetchCommand(confirm=confirm))
             self._check_timers(machine, liveness)
 
-    def _on_event(self, machine: PullMachine, link: Link, event: FetchEvent) -> None:
+    def _on_event(self, machine: PullMachine, event: FetchEvent) -> None:
         machine.numbered(event.number)
         match event.WhichOneof("event"):
             case "opened":
                 machine.opened(event.opened)
                 self._clock.moved(time.monotonic())
             case "range":
-                self._on_range(machine, link, event.range)
+                self._on_range(machine, event.range)
             case "data":
-                self._on_data(machine, link, event.data)
+                self._on_data(machine, event.data)
             case "staged":
-                self._read(link, machine.staged(event.staged))
+                self._read(machine.staged(event.staged))
             case "confirmed":
                 machine.confirmed()
                 self._clock.proven(time.monotonic())
 
-    def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
+    def _on_range(self, machine: PullMachine, announced: kv_source_pb2.Range) -> None:
         self._clock.announced(time.monotonic(), idle=not machine.num_unlanded_blocks)
         for planned in machine.announced(announced):
-            if not link.way.staged_at_source:  # else it says where, block by block
-                self._read(link, planned)
+            if not self._link.way.staged_at_source:  # else it says where, block by block
+                self._read(planned)
 
-    def _read(self, link: Link, planned: PlannedRead) -> None:
+    def _read(self, planned: PlannedRead) -> None:
         """Post it in pieces; over inline its bytes come by themselves."""
         step = max(1, self._endpoint.config.max_read_bytes // planned.num_bytes)
         for begin in range(0, len(planned.local_block_ids), step):
             local_block_ids = planned.local_block_ids[begin : begin + step]
             source_block_ids = planned.source_block_ids[begin : begin + step]
             try:
-                copy = link.peer.read(source_block_ids, local_block_ids, planned.num_bytes)
+                copy = self._link.peer.read(source_block_ids, local_block_ids, planned.num_bytes)
             except TransportError as error:
                 raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
-            if link.way.staged_at_source:
+            if self._link.way.staged_at_source:
                 self._lent[planned.first_block + begin] = source_block_ids
             if copy is not None:
                 self._reads.start(
@@ -274,10 +274,10 @@ class FetchDriver:
                     to_digest=planned.to_digest[begin : begin + step],
                 )
 
-    def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
+    def _on_data(self, machine: PullMachine, data: kv_source_pb2.Data) -> None:
         planned = machine.received(data)
         try:
-            copy = link.peer.write(
+            copy = self._link.peer.write(
                 planned.local_block_ids, planned.offset, data.payload, planned.num_bytes
             )
         except TransportError as error:
@@ -290,9 +290,8 @@ class FetchDriver:
             to_digest=planned.to_digest,
         )
 
-    def _on_landed(
-        self, machine: PullMachine, inline: bool, landed: Landed
-    ) -> kv_source_pb2.Confirm | None:
+    def _on_landed(self, machine: PullMachine, landed: Landed) -> kv_source_pb2.Confirm | None:
+        inline = self._link.transport == "inline"
         if inline:
             self._window.release()
         started_s = None if inline else landed.started_s

@@ -52,14 +52,14 @@ alone:
   ``pull_machine``, ``quarantine``), and the shells around them.
 - ``endpoint``: an end of transfers, of one role.
 - ``transports``: what moves bytes, behind one seam (``transports.base``): ``inline`` in the Fetch
-  stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker;
+  stream; ``child``, an agent in a process of its own; ``inside``, one inside the worker;
   ``staged``, one of those through host memory beside a pool on a device. An agent reads one
   pool: ``rank_transports`` makes those of all ranks one, and plans what each reads.
   ``choice`` has the table of them, ``lanes`` the ways that each library may take, ``ways`` those
   between two pools. The transfer thread, on which all of them are called, is here as well.
 - ``agents``: what runs in an agent's process, on its one thread. It loads nothing of gRPC, torch
   or the settings; the worker talks to it by ``agents.wire``. A new library goes here.
-- ``config``, ``memory``, ``rank_pools``, ``block_shares``, ``digest``, ``errors``,
+- ``config``, ``memory``, ``rank_pools``, ``block_shares``, ``digest``, ``host_sums``, ``errors``,
   ``first_done``: the ground.
 - ``testing``: faults and canaries, for workers that are told to allow them.
 """

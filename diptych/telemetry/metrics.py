@@ -1,7 +1,7 @@
 """Prometheus metrics of one process object, in a registry of its own.
 
 Everything here is written and read on the event-loop thread (a scrape hops onto
-it, see :mod:`diptych.process`), so a metric may read live state. Labels are
+it, see :mod:`diptych.service_host`), so a metric may read live state. Labels are
 bounded: a family over an enum is made whole at once, and an unknown value is a
 bug (KeyError); labels over peers are read from live state at scrape time and so
 vanish with the peer. Help texts carry the definition.

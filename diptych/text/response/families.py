@@ -404,7 +404,6 @@ _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
     "llama-json": ("<|start_header_id|>", "tools"),
 }
 _OTHER_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "glm": ("<tool_call>", "<arg_key>"),
     "deepseek": ("｜DSML｜",),
     "think": ("<think>",),
 }

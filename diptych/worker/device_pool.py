@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import DeviceKVMemory, KVMemory, SummingMemory
+from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
 from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.errors import DeviceLostError
 from diptych.word_sums import Sums, total
 from kvtransfer.block_shares import BlockShare
-from kvtransfer.digest import Coverage, block_digest, share_sums, share_words, words_of
+from kvtransfer.digest import Coverage, share_words, words_of
 from kvtransfer.memory import HostMemory
 
 
@@ -23,7 +23,7 @@ class DevicePool:
     """A cache on a device: bytes are copied out and in, or read where they lie by others.
 
     Implements ``DeviceCopies``. Used by the transfer thread. Copies wait for whatever the device is
-    at, so for the steps in flight; digests do not, where the device sums: blocks are announced
+    at, so for the steps in flight; digests, which the device makes, do not: blocks are announced
     when their step is over, and what was to land in others has when they are asked about. Staging
     blocks are copied beside the steps, for the same reason.
     """
@@ -70,38 +70,23 @@ class DevicePool:
             raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
 
     def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
-        """Where they lie, if the device can; else on copies."""
-        memory = self._memory
-        if not isinstance(memory, SummingMemory):
-            content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
-            return tuple(
-                block_digest(content[place * self.block_bytes :][: self.block_bytes], coverage)
-                for place, coverage in enumerate(coverages)
-            )
+        """Where they lie."""
         begins = [block_id * self.block_bytes for block_id in self._checked(block_ids)]
         sizes = [
             self.block_bytes if each.num_bytes is None else min(each.num_bytes, self.block_bytes)
             for each in coverages
         ]
         with self._used():
-            sums = memory.word_sums(words_of(begins, sizes, coverages))
+            sums = self._memory.word_sums(words_of(begins, sizes, coverages))
         return tuple(each.digest(size) for each, size in zip(sums, sizes, strict=True))
 
     def share_sums(
         self, block_ids: Sequence[int], coverages: Sequence[Coverage], share: BlockShare
     ) -> list[Sums]:
-        memory = self._memory
-        block_ids = self._checked(block_ids)
-        if not isinstance(memory, SummingMemory):
-            content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
-            return [
-                share_sums(content[place * self.block_bytes :][: self.block_bytes], coverage, share)
-                for place, coverage in enumerate(coverages)
-            ]
-        begins = [block_id * self.block_bytes for block_id in block_ids]
+        begins = [block_id * self.block_bytes for block_id in self._checked(block_ids)]
         asked = share_words(begins, coverages, share)
         with self._used():
-            sums = iter(memory.word_sums(asked.words))
+            sums = iter(self._memory.word_sums(asked.words))
         return [total(islice(sums, num_runs)) for num_runs in asked.num_runs]
 
     def new_staging(self, num_blocks: int, block_bytes: int | None = None) -> HostMemory:

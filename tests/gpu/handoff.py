@@ -16,12 +16,13 @@ import torch
 import xxhash
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
+from diptych.engine.kv.memory import KVMemory
 from diptych.v1 import worker_pb2
 from diptych.worker.pool_memory import pool_memory
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullRequest
 from tests.attention_config import config_of
+from tests.device_on_host import DeviceOnHost
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     NUM_SCRATCH,
@@ -67,19 +68,12 @@ class Measured:
     holds: bool  # proven over that transport, and every byte was the source's
 
 
-class _StandIn(DeviceKVMemory):
-    """For a test without a GPU: host memory that is called a device's."""
-
-    def synchronise(self) -> None:
-        """Everything is done when it returns."""
-
-
 def cache_of(case: Case, where: str, device: str) -> KVCache:
     """Blocks for a pull and for probes."""
 
     def on_device(num_bytes: int) -> KVMemory:
         if device == "cpu":
-            return _StandIn(num_bytes, torch.device(device))
+            return DeviceOnHost(num_bytes)
         from diptych.engine.backends.cuda.kv_memory import CudaKVMemory  # needs triton
 
         return CudaKVMemory(num_bytes, torch.device(device))

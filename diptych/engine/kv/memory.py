@@ -5,7 +5,7 @@ import mmap
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -40,20 +40,6 @@ class KVMemory(Protocol):
         """Return when all that was asked of this memory so far is done. Any thread.
 
         Raises DeviceLostError: it cannot be used again.
-        """
-        ...
-
-
-@runtime_checkable
-class SummingMemory(Protocol):
-    """A device's memory of which no byte has to be copied out for a digest."""
-
-    def word_sums(self, words: Words) -> list[Sums]:
-        """Of each run, of what was there when it was called. Words must lie in it. Any thread.
-
-        Nothing else that the device is at is waited for: what is to be summed has to be there.
-
-        Raises RuntimeError: of the device, which may be lost.
         """
         ...
 
@@ -98,7 +84,7 @@ class MappedKVMemory:
 
 
 class DeviceKVMemory:
-    """Memory of a device of torch's."""
+    """Memory of a device of torch's. What sums it up where it lies is the device's backend's."""
 
     kind: Literal["VRAM"] = "VRAM"
     shared_fd = None
@@ -114,6 +100,15 @@ class DeviceKVMemory:
 
     def synchronise(self) -> None:
         wait_for(self.bytes.device)
+
+    def word_sums(self, words: Words) -> list[Sums]:
+        """Of each run, of what was there when it was called. Words must lie in it. Any thread.
+
+        Nothing else that the device is at is waited for: what is to be summed has to be there.
+
+        Raises RuntimeError: of the device, which may be lost.
+        """
+        raise NotImplementedError
 
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         """Let the device copy from and to this host memory by itself; what is returned ends that.

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from diptych.engine.kv.cache import KVCache, block_bytes
-from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
+from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.rank_share import RankShare
 from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.word_sums import Sums, Words
 from diptych.worker.device_pool import DevicePool
 from diptych.worker.device_rank_pools import DeviceRankPools
 from diptych.worker.pool_memory import pool_memory, rank_pools
@@ -20,17 +21,18 @@ from kvtransfer.digest import Coverage
 from kvtransfer.memory import DeviceCopies, HostMemory, PoolMemory
 from kvtransfer.rank_pools import RankPools
 from tests.attention_config import config_of
+from tests.device_on_host import DeviceOnHost
 
 CONFIG = config_of(2, 1, 8, window=None)
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 BLOCK_BYTES = block_bytes(CONFIG, BLOCK_SIZE, torch.float32)
 
 
-class FakeDevice(DeviceKVMemory):
-    """Host memory that calls itself a device's and counts how often it is waited for."""
+class FakeDevice(DeviceOnHost):
+    """Counts how often it is waited for, and may be lost."""
 
     def __init__(self, num_bytes: int) -> None:
-        super().__init__(num_bytes, torch.device("cpu"))
+        super().__init__(num_bytes)
         self.num_waits = 0
         self.lost = False
 
@@ -38,6 +40,11 @@ class FakeDevice(DeviceKVMemory):
         self.num_waits += 1
         if self.lost:
             raise DeviceLostError("broken")
+
+    def word_sums(self, words: Words) -> list[Sums]:
+        if self.lost:
+            raise RuntimeError("what it was asked for before")
+        return super().word_sums(words)
 
 
 class SlowPool(DevicePool):

@@ -12,7 +12,7 @@ from diptych.engine.backends.base import DeviceMemory, MemoryUsage
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv import device_handle
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
+from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.parallel import leader
@@ -26,6 +26,7 @@ from diptych.worker.device_rank_pools import DeviceRankPools
 from diptych.worker.loading import LoadedModel
 from diptych.worker.pool_memory import pool_memory
 from kvtransfer.digest import Coverage
+from tests.device_on_host import DeviceOnHost
 from tests.engine_logits import chunk_logits
 from tests.engines import PLAIN, load_decoder
 from tests.ranks_in_threads import ranks_in_threads
@@ -35,17 +36,6 @@ from tests.torch_threads import torch_threads
 NUM_SCRATCH, TABLE = 3, (4, 1, 3)
 IDS = [(7 * i * i + 11 * i) % 500 + 5 for i in range(40)]
 TOTAL, HELD = 4_000_000, 1_000_000
-
-
-class Memory(DeviceKVMemory):
-    """A device's, on the host."""
-
-    def __init__(self, num_bytes: int, rank: int) -> None:
-        super().__init__(num_bytes, torch.device("cpu"))
-        self.device_id = rank
-
-    def synchronise(self) -> None:
-        """Everything is done when it returns."""
 
 
 class DeviceBackend(TorchBackend):
@@ -62,7 +52,9 @@ class DeviceBackend(TorchBackend):
         if rank >= self._num_devices:
             raise RuntimeError("no room")
         self.taken.append((num_bytes, rank))
-        return Memory(num_bytes, rank)
+        memory = DeviceOnHost(num_bytes)
+        memory.device_id = rank
+        return memory
 
     def synchronise(self) -> None:
         self.log.append((threading.get_ident(), "device"))

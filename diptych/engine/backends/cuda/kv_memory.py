@@ -18,7 +18,7 @@ _NUM_TILES = 16  # of a program
 
 
 class CudaKVMemory(DeviceKVMemory):
-    """Implements ``SummingMemory``. Sums are made on a stream of their own, beside the model's."""
+    """Sums are made on a stream of their own, beside the model's."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         super().__init__(num_bytes, device)

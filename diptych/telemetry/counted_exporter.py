@@ -1,6 +1,7 @@
 """Counts what an exporter was given and what it sent."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -12,9 +13,8 @@ class CountedExporter(SpanExporter):
     Exports on the one thread that the SDK has for them; the counts may be read on any.
     """
 
-    def __init__(
-        self, exporter: SpanExporter, written: Callable[[ReadableSpan], ReadableSpan]
-    ) -> None:
+    def __init__(self, exporter: SpanExporter, written: Callable[[Any], ReadableSpan]) -> None:
+        """``written`` makes the SDK's spans of what was queued."""
         self._exporter, self._written = exporter, written
         self.num_taken = 0  # spans that were given to it
         self.num_sent = 0  # of those, what the collector took
@@ -36,7 +36,3 @@ class CountedExporter(SpanExporter):
     def shutdown(self) -> None:
         """See the SDK's SpanExporter."""
         self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """See the SDK's SpanExporter."""
-        return self._exporter.force_flush(timeout_millis)

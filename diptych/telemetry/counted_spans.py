@@ -1,11 +1,14 @@
 """Knows of each span that is to be sent whether it was, so that metrics can tell."""
 
+from typing import cast
+
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from diptych.telemetry.counted_exporter import CountedExporter
+from diptych.telemetry.plain_span import PlainSpan
 
 
-class CountedSpans(SpanProcessor):
+class CountedSpans:
     """Passes spans on to the SDK's queue before an exporter, as many as it holds.
 
     The SDK tells nobody of what it drops where its queue is full; so it is never let be: the
@@ -14,9 +17,9 @@ class CountedSpans(SpanProcessor):
     ``shutdown`` and ``close``.
     """
 
-    def __init__(self, send: SpanProcessor, exporter: CountedExporter, max_queued: int) -> None:
-        """``send`` queues so many spans at the most, and exports them with ``exporter``."""
-        self._send, self._exporter, self._max_queued = send, exporter, max_queued
+    def __init__(self, queue: SpanProcessor, exporter: CountedExporter, max_queued: int) -> None:
+        """``queue`` holds so many spans at the most, and exports them with ``exporter``."""
+        self._queue, self._exporter, self._max_queued = queue, exporter, max_queued
         self._num_passed = 0
         self._num_dropped = 0
         self._is_closed = False
@@ -36,9 +39,9 @@ class CountedSpans(SpanProcessor):
         """What waits now waits in vain, and what is still to come is not sent."""
         self._is_closed = True
 
-    def on_end(self, span: ReadableSpan) -> None:
-        """See the SDK's SpanProcessor."""
-        if span.context is None or not span.context.trace_flags.sampled:
+    def send(self, span: PlainSpan) -> None:
+        """Queue it, if it is to be sent and there is room."""
+        if not span.context.trace_flags.sampled:
             return  # nor would the SDK send it
         # One that was taken has left the queue: it has no more spans than this says.
         num_queued = self._num_passed - self._exporter.num_taken
@@ -46,15 +49,12 @@ class CountedSpans(SpanProcessor):
             self._num_dropped += 1
             return
         self._num_passed += 1
-        self._send.on_end(span)
+        # Until the exporter has it, nobody looks at more of it than its context.
+        self._queue.on_end(cast(ReadableSpan, span))
 
     def shutdown(self) -> None:
-        """See the SDK's SpanProcessor."""
-        self._send.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """See the SDK's SpanProcessor."""
-        return self._send.force_flush(timeout_millis)
+        """Send what is queued, and stop. Blocks."""
+        self._queue.shutdown()
 
     @property
     def _num_waiting(self) -> int:

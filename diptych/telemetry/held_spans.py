@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-
+from diptych.telemetry.plain_span import PlainSpan
 from diptych.telemetry.sampling import hold_of
 
 MAX_SPANS = 8192  # that are held; the oldest traces make room
@@ -12,7 +11,7 @@ MAX_AGE_S = 900.0  # of a held trace: a router that has not spoken by then will 
 _MAX_WORDS = 8192  # of routers that are remembered, for spans that end after them
 
 
-class HeldSpans(SpanProcessor):
+class HeldSpans:
     """Passes on spans that are to be sent; keeps those that are held until ``decide``.
 
     Invariant: at most ``max_spans`` are held, none older than ``max_age_s`` is ever sent, and
@@ -22,7 +21,7 @@ class HeldSpans(SpanProcessor):
 
     def __init__(
         self,
-        send: SpanProcessor,
+        send: Callable[[PlainSpan], None],
         clock: Callable[[], float],
         *,
         max_spans: int = MAX_SPANS,
@@ -31,7 +30,7 @@ class HeldSpans(SpanProcessor):
         """``send`` takes what is to be sent; ``clock`` is monotonic, s."""
         self._send, self._clock = send, clock
         self._max_spans, self._max_age_s = max_spans, max_age_s
-        self._held: OrderedDict[int, tuple[float, list[ReadableSpan]]] = OrderedDict()
+        self._held: OrderedDict[int, tuple[float, list[PlainSpan]]] = OrderedDict()
         self._words: OrderedDict[int, bool] = OrderedDict()
         self.num_held = 0
         self.num_forgotten = 0  # held spans that were dropped without a word
@@ -44,26 +43,18 @@ class HeldSpans(SpanProcessor):
             self._words.popitem(last=False)
         for span in self._take(hold):
             if keep:
-                self._send.on_end(span)
+                self._send(span)
 
-    def on_end(self, span: ReadableSpan) -> None:
-        """See the SDK's SpanProcessor."""
+    def ended(self, span: PlainSpan) -> None:
+        """Hold it, send it or drop it."""
         hold = hold_of(span.context)
         word = True if hold is None else self._words.get(hold)
         if hold is not None and word is None:
             self._hold(hold, span)
         elif word:
-            self._send.on_end(span)
+            self._send(span)
 
-    def shutdown(self) -> None:
-        """See the SDK's SpanProcessor."""
-        self._send.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """See the SDK's SpanProcessor."""
-        return self._send.force_flush(timeout_millis)
-
-    def _hold(self, hold: int, span: ReadableSpan) -> None:
+    def _hold(self, hold: int, span: PlainSpan) -> None:
         self._forget_old()
         _, spans = self._held.setdefault(hold, (self._clock(), []))
         spans.append(span)
@@ -79,7 +70,7 @@ class HeldSpans(SpanProcessor):
     def _forget_first(self) -> None:
         self.num_forgotten += len(self._take(next(iter(self._held))))
 
-    def _take(self, hold: int) -> list[ReadableSpan]:
+    def _take(self, hold: int) -> list[PlainSpan]:
         _, spans = self._held.pop(hold, (0.0, []))
         self.num_held -= len(spans)
         return spans

@@ -6,12 +6,12 @@ export happens on the SDK's own thread.
 
 import threading
 import time
-from typing import Final, cast
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
@@ -64,7 +64,7 @@ class SpanProvider:
             TracerProvider(shutdown_on_exit=False).sampler if standard.has_sampler else None,
         )
         self.spans = _counted(CountedExporter(exporter, SpanWriter(resource).written), standard)
-        self.held = HeldSpans(self.spans, time.monotonic)
+        self.held = HeldSpans(self.spans.send, time.monotonic)
 
     def plan(self, parent: Context, name: str) -> SpanContext:
         """Of a span that begins under ``parent``, now or when it is over."""
@@ -87,13 +87,12 @@ class SpanProvider:
 
     def ended(self, span: PlainSpan) -> None:
         """Hold it, or send it."""
-        # Until it is written nobody looks at more of it than its context.
-        self.held.on_end(cast(ReadableSpan, span))
+        self.held.ended(span)
 
     def shutdown(self, timeout_s: float) -> bool:
         """Send what is left and stop; whether that took no longer than ``timeout_s``. Blocks."""
         # The SDK's shutdown has no bound of its own; a dead collector must not delay our exit.
-        ending = threading.Thread(target=self.held.shutdown, name="trace-flush", daemon=True)
+        ending = threading.Thread(target=self.spans.shutdown, name="trace-flush", daemon=True)
         ending.start()
         ending.join(timeout_s)
         self.spans.close()

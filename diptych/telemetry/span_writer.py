@@ -18,10 +18,8 @@ class SpanWriter:
         self._resource, self._limits = resource, SpanLimits()
         self._scope = InstrumentationScope("diptych", __version__)
 
-    def written(self, span: ReadableSpan | PlainSpan) -> ReadableSpan:
+    def written(self, span: PlainSpan) -> ReadableSpan:
         """What an exporter takes."""
-        if isinstance(span, ReadableSpan):
-            return span
         limits = self._limits
         return ReadableSpan(
             span.name,

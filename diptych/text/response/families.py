@@ -390,23 +390,21 @@ _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
 }
 
 # What a chat template has to have; the first family that fits counts.
-_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "glm": ("<tool_call>", "<arg_key>"),
-    "qwen-xml": ("<tool_call>", "<function="),
-    "hermes": ("<tool_call>",),
-    "gemma4": ("<|tool_call>",),
-    "gpt-oss": ("<|channel|>", "<|message|>"),
-    "kimi-k2": ("<|tool_calls_section_begin|>",),
-    "kimi-k3": ("<|open|>", "<|close|>", "<|sep|>"),
-    "deepseek": ("｜tool▁call",),
-    "mistral": ("[TOOL_CALLS]",),
-    "llama-pythonic": ("<|header_start|>", "<|python_start|>"),
-    "llama-json": ("<|start_header_id|>", "tools"),
-}
-_OTHER_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "deepseek": ("｜DSML｜",),
-    "think": ("<think>",),
-}
+_SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("glm", ("<tool_call>", "<arg_key>")),
+    ("qwen-xml", ("<tool_call>", "<function=")),
+    ("hermes", ("<tool_call>",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("gpt-oss", ("<|channel|>", "<|message|>")),
+    ("kimi-k2", ("<|tool_calls_section_begin|>",)),
+    ("kimi-k3", ("<|open|>", "<|close|>", "<|sep|>")),
+    ("deepseek", ("｜tool▁call",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama-pythonic", ("<|header_start|>", "<|python_start|>")),
+    ("llama-json", ("<|start_header_id|>", "tools")),
+    ("deepseek", ("｜DSML｜",)),
+    ("think", ("<think>",)),
+)
 
 
 @cache
@@ -428,8 +426,7 @@ def family(name: str) -> ResponseTemplate:
 
 def family_of(chat_template: str) -> ResponseTemplate | None:
     """That of a model, by its chat template; None: it does as nobody does that is known."""
-    for signs in (_SIGNS, _OTHER_SIGNS):
-        for name, texts in signs.items():
-            if all(text in chat_template for text in texts):
-                return family(name)
+    for name, texts in _SIGNS:
+        if all(text in chat_template for text in texts):
+            return family(name)
     return None

@@ -67,8 +67,11 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more. Blocks for half a second at most."""
-        self._server.shutdown()
+        """Accept no more. Waits only until the thread has noticed."""
+        ending = threading.Thread(target=self._server.shutdown, name="metrics end", daemon=True)
+        ending.start()
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # whoever waits for a connection goes on
+        ending.join()
         self._server.server_close()
         self._thread.join()
 

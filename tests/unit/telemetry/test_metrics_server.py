@@ -4,6 +4,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from socketserver import BaseServer
 from urllib.error import HTTPError, URLError
 
 import pytest
@@ -118,6 +119,18 @@ def test_one_that_says_a_little_all_the_time_is_closed() -> None:
     with served(longest_s=0.0) as port, connected(port) as dripping:
         while not is_refused(dripping):
             continue
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_its_end_does_not_wait_until_it_looks_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = BaseServer.serve_forever
+    monkeypatch.setattr(BaseServer, "serve_forever", lambda server: serve(server, 3600.0))
+    with served():  # also where it has only just begun
+        pass
+    with served() as port:
+        assert "\nx 3.0\n" in scraped(port)
 
 
 def test_dns_is_not_asked_for_our_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,30 @@
 """What the end of a stream means for a pull."""
 
 import grpc
+import pytest
 
 from diptych.errors import LeaseExpiredError
 from diptych.rpc.status import remote_error
 from diptych.v1 import decode_pb2
 from kvtransfer.errors import AgentLostError, AgentTakenError, TransportError
 from kvtransfer.reader.failures import read_failure, stream_failure
+
+CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+OF_A_LOST_SOURCE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+}
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_a_code_alone_says_whether_the_source_is_lost(code: grpc.StatusCode) -> None:
+    failed = stream_failure(remote_error(code, "", "as told"))
+    lost, other = decode_pb2.PULL_FAILURE_SOURCE_LOST, decode_pb2.PULL_FAILURE_TRANSPORT
+    assert failed.failure == (lost if code in OF_A_LOST_SOURCE else other)
+    assert failed.refusal == code.name
+    assert "as told" in str(failed)
 
 
 def test_a_stream_that_ends_without_a_reason_is_a_lost_source() -> None:

@@ -26,6 +26,8 @@ from tests.waiting import Patience, until
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
+# Nobody balances load over a router, who would have to look away first.
+UNBALANCED = {"timers.lame-duck-s": "0"}
 HELD_OWNERS = ("running", "reserved", "leased", "quarantined")
 HELD_GAUGES = {  # by role; all 0 when nothing is under way
     "prefill_worker": ("leases_open", "kv_tickets_valid", "kv_fetches_open"),
@@ -291,9 +293,7 @@ def running_cluster(
             started.append(process)
         for process in started:
             process.wait_listening()
-        # Nobody balances load over it, who would have to look away first.
-        flags = {"model": model, "timers.lame-duck-s": "0", **(router_flags or {})}
-        args = as_args(flags)
+        args = as_args({"model": model, **UNBALANCED, **(router_flags or {})})
         for process in prefill:
             args += ["--prefill", process.address]
         for process in decode:
@@ -322,7 +322,7 @@ def another_router(
     cluster: Cluster, work: Path, model: Path, flags: dict[str, str]
 ) -> Iterator[Cluster]:
     """The same workers under a second router, which ends with the block."""
-    args = as_args({"model": str(model), **flags})
+    args = as_args({"model": str(model), **UNBALANCED, **flags})
     for process in cluster.prefill:
         args += ["--prefill", process.address]
     for process in cluster.decode:

@@ -27,7 +27,7 @@ from diptych.rpc.channel import open_channel
 from tests.call import Answer, generate, token_request
 from tests.chaos.breakable_links import ANY_PORT, Proxy, Wires, wires
 from tests.chaos.load import STEP_S
-from tests.cluster import Cluster, Process, as_args
+from tests.cluster import UNBALANCED, Cluster, Process, as_args
 from tests.golden_rule import check_exact
 from tests.notes import Note
 from tests.tiny_model import write_tiny_model
@@ -47,7 +47,7 @@ WORKER_FLAGS = {
     "max-num-seqs": "4",
     "num-threads": "1",
 }
-ROUTER_FLAGS = {"no-allow-local-prefill": "", "no-allow-recompute": ""}
+ROUTER_FLAGS = {**UNBALANCED, "no-allow-local-prefill": "", "no-allow-recompute": ""}
 LINKS, FAULTS = ("prefill", "decode", "fetch"), ("refused", "killed", "stopped", "cut")
 METHODS = {"prefill": "Prefill", "decode": "Decode", "fetch": "Fetch", "watch": "Watch"}
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]

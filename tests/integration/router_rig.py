@@ -33,6 +33,7 @@ TIMERS = Timers(
     accept_s=0.25,
     no_worker_s=1.5,
     unsent_s=2.0,
+    lame_duck_s=0.0,  # nobody balances load over it, who would have to look away first
     leave_s=0.5,
     drain_s=2.0,
 )

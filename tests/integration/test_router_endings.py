@@ -170,7 +170,11 @@ async def test_router_is_ready_once_it_saw_a_worker(wide_model: Path) -> None:
 
 async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not ready, then a while in which all is served, then nothing new; and nobody is alarmed."""
-    async with running(wide_model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
+    timers = TIMERS.model_copy(update={"lame_duck_s": 0.25})
+    async with (
+        running(wide_model, 1, 1, timers=timers) as cluster,
+        asyncio.TaskGroup() as tasks,
+    ):
         cluster.decode[0].behaviour.step_s = 0.05
         task = tasks.create_task(cluster.generate(max_tokens=30))
         await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.cluster import Cluster
 
-_LOOKED_S = 2.0
+_LOOKED_S = 1.0
 _MAX_MORE_FDS = 3  # a connection that is made anew meanwhile
 
 
@@ -19,7 +19,7 @@ class OpenThings(NamedTuple):
 
 
 async def open_things(cluster: Cluster) -> dict[str, OpenThings]:
-    """By process: the least of each seen during two quiet seconds."""
+    """By process: the least of each seen during a quiet second."""
     seen: dict[str, OpenThings] = {}
     deadline = time.monotonic() + _LOOKED_S
     while time.monotonic() < deadline:
@@ -27,7 +27,7 @@ async def open_things(cluster: Cluster) -> dict[str, OpenThings]:
             now = OpenThings(process.num_fds(), int(process.metric("diptych_asyncio_tasks")))
             before = seen.get(process.name, now)
             seen[process.name] = OpenThings(*map(min, before, now))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
     return seen
 
 

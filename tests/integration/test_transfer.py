@@ -38,6 +38,9 @@ from tests.integration.transfer_rig import (
 from tests.transports import AGENTS
 from tests.waiting import until
 
+# Leases, streams, proofs and pairs are the same over each: one transport is enough.
+ABOVE_TRANSPORTS = pytest.mark.parametrize("transport", ["inline"], indirect=True)
+
 
 async def test_a_pull_moves_exactly_the_bytes(
     source: Source, reader: Reader, transport: str
@@ -144,6 +147,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(
     await reader.pairs.open_pull(request).run()
 
 
+@ABOVE_TRANSPORTS
 async def test_a_newer_grant_ends_the_pull_at_once(source: Source, reader: Reader) -> None:
     await reader.connect(source)
     ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
@@ -161,6 +165,7 @@ async def test_a_newer_grant_ends_the_pull_at_once(source: Source, reader: Reade
     await reader.pairs.open_pull(reader.request(source, newer, NUM_TOKENS, LOCAL)).run()
 
 
+@ABOVE_TRANSPORTS
 async def test_closing_the_lease_ends_the_pull_at_once(source: Source, reader: Reader) -> None:
     await reader.connect(source)
     ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
@@ -176,6 +181,7 @@ async def test_closing_the_lease_ends_the_pull_at_once(source: Source, reader: R
     assert source.servicer.counters.num_refused["LEASE_EXPIRED"] == 2
 
 
+@ABOVE_TRANSPORTS
 async def test_a_reason_reaches_a_reader_that_is_sending(source: Source) -> None:
     """A status that meets a message on its way is lost; Ended is not."""
     opened = kv_source_pb2.FetchOpen(
@@ -209,6 +215,7 @@ async def test_a_reason_reaches_a_reader_that_is_sending(source: Source) -> None
     await until_idle(source)
 
 
+@ABOVE_TRANSPORTS
 async def test_a_reason_is_sent_although_a_range_is_being_sent(source: Source) -> None:
     """What ends the stream comes while it writes: the write is not broken off."""
     source.fill(BLOCKS)
@@ -242,6 +249,7 @@ async def spoilt(call: Any, end: CallEnd) -> None:
             await call.done_writing()
 
 
+@ABOVE_TRANSPORTS
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
 async def test_a_command_that_cannot_be_decoded_is_no_end_of_a_fetch(
     source: Source, is_first: bool
@@ -265,6 +273,7 @@ async def test_a_command_that_cannot_be_decoded_is_no_end_of_a_fetch(
     await until_idle(source)
 
 
+@ABOVE_TRANSPORTS
 async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reader: Reader) -> None:
     """The router closes it as soon as it is proven; the reader's leaving may come later."""
     content = source.fill(BLOCKS)
@@ -297,11 +306,13 @@ async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reade
     assert not source.servicer.counters.num_refused
 
 
+@ABOVE_TRANSPORTS
 async def test_a_source_that_nobody_named_is_not_connected(source: Source, reader: Reader) -> None:
     error = await failure_of(reader, source, os.urandom(16))
     assert error.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
 
 
+@ABOVE_TRANSPORTS
 async def test_a_pair_stays_while_any_router_names_it(source: Source, reader: Reader) -> None:
     await reader.connect(source)
     reader.pairs.set_peers("another router", [source.key])
@@ -425,6 +436,7 @@ async def test_an_idle_transfer_thread_sleeps(
         assert num_wake_ups(thread) - num_before <= (0 if transport == "inline" else 6)
 
 
+@ABOVE_TRANSPORTS
 async def test_heartbeats_keep_a_waiting_pull_alive(source: Source, reader: Reader) -> None:
     await reader.connect(source)
     ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")

@@ -136,6 +136,9 @@ async def leased(
         yield source, reader, source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
 
 
+FEWER_BLOCKS = FaultRule(at="range", do="truncate", field="block_ids")
+
+
 @pytest.mark.parametrize("digest_level", ["sampled", "off"])
 @pytest.mark.parametrize(
     "rule",
@@ -144,14 +147,25 @@ async def leased(
         FaultRule(at="range", do="drop"),
         FaultRule(at="range", do="duplicate"),
         FaultRule(at="range", do="reorder"),
-        FaultRule(at="range", do="truncate", field="block_ids"),
+        FEWER_BLOCKS,
         FaultRule(at="confirmed", do="drop"),
     ],
     ids=lambda rule: f"{rule.at} {rule.do}",
 )
 async def test_order_and_coverage_are_proven_with_fewer_digests_too(
-    transport: str, digest_level: str, rule: FaultRule
+    digest_level: str, rule: FaultRule
 ) -> None:
+    await check_unproven("inline", digest_level, rule)
+
+
+@pytest.mark.parametrize("digest_level", ["sampled", "off"])
+@pytest.mark.parametrize("transport", AGENTS)
+async def test_coverage_is_where_agents_read(transport: str, digest_level: str) -> None:
+    await check_unproven(transport, digest_level, FEWER_BLOCKS)
+
+
+async def check_unproven(transport: str, digest_level: str, rule: FaultRule) -> None:
+    """The pull that meets the rule is; the next one moves everything."""
     transfer = config(transport, digest_level=digest_level)
     switch = FaultSwitch(FaultScript([rule]))
     async with leased(transfer, switch) as (source, reader, ticket):

@@ -16,6 +16,12 @@ from tests.transports import TRANSPORTS
 
 NUM_TOKENS = 6
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, TINY_MAX_LEN - NUM_TOKENS, TINY_MAX_LEN - 2, TINY_MAX_LEN - 1]
+EDGES = [
+    (length, num_cached)
+    for length in LENGTHS
+    for num_cached in sorted({0, 1, length // BLOCK_SIZE - 1, length // BLOCK_SIZE})
+    if 0 <= num_cached <= length // BLOCK_SIZE
+]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,17 +46,13 @@ def cluster(
         yield running
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("cached", ["none", "one", "all but one", "all"])
+@pytest.mark.parametrize(("length", "num_cached"), EDGES)
 async def test_exact_at_every_edge(
-    cluster: Cluster, channel: grpc.aio.Channel, tiny_llama: Path, length: int, cached: str
+    cluster: Cluster, channel: grpc.aio.Channel, tiny_llama: Path, length: int, num_cached: int
 ) -> None:
-    whole = length // BLOCK_SIZE
-    num_cached = {"none": 0, "one": 1, "all but one": whole - 1, "all": whole}[cached]
-    if not 0 <= num_cached <= whole:
-        pytest.skip("the prompt has no such block")
+    """``num_cached`` blocks are none, one, all but one, or all that the prompt fills."""
     token_ids = prompt(length, seed=length * 7 + num_cached)
-    salt = f"{length}-{cached}"
+    salt = f"{length}-{num_cached}"
     if num_cached:
         primer = token_ids[: num_cached * BLOCK_SIZE]
         primed = await generate(channel, token_request(primer, max_tokens=2, salt=salt))
@@ -59,7 +61,7 @@ async def test_exact_at_every_edge(
     answer = await generate(channel, token_request(token_ids, max_tokens=num_tokens, salt=salt))
     assert answer.error is None
     expected = hf_reference.greedy(tiny_llama, token_ids, num_tokens)
-    check_exact(answer.token_ids, expected.token_ids, expected.margins, f"{length} {cached}")
+    check_exact(answer.token_ids, expected.token_ids, expected.margins, f"{length} {num_cached}")
     assert answer.usage.num_prompt_tokens == length
     assert answer.usage.num_output_tokens == num_tokens
     transfer = answer.timing.transfer

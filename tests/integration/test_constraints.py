@@ -22,6 +22,7 @@ from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from tests.cluster import Cluster, running_cluster
 from tests.random_schemas import check_text, random_schema
+from tests.waiting import until
 
 NUM_REQUESTS = 500 if settings.get_current_profile_name() == "long" else 40
 NUM_AT_ONCE = 12
@@ -270,6 +271,7 @@ async def test_random_schemas_hold_through_preemption_and_a_killed_worker(
 ) -> None:
     """Every fifth is a long one, so that a few always outgrow the worker that is left."""
     await cluster.start_again(cluster.decode[0])
+    num_retries = cluster.router.metric("diptych_retries_total")
     rng = random.Random(7)
     schemas = [random_schema(rng) if n % 5 else None for n in range(NUM_REQUESTS * 5 // 4)]
     waiting = asyncio.Semaphore(NUM_AT_ONCE)
@@ -299,7 +301,9 @@ async def test_random_schemas_hold_through_preemption_and_a_killed_worker(
     async def kill_one() -> None:
         while len(done) < len(schemas) // 3:
             await asyncio.sleep(0.01)
-        cluster.decode[0].kill()
+        victim = cluster.decode[0]
+        await until(lambda: victim.metric("diptych_sequences_running") > 0, what="it computes")
+        victim.kill()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(kill_one())
@@ -307,3 +311,4 @@ async def test_random_schemas_hold_through_preemption_and_a_killed_worker(
             tasks.create_task(one(index))
     assert len(done) == len(schemas)
     assert sum(preempted) > 0, "nothing was preempted"
+    assert cluster.router.metric("diptych_retries_total") > num_retries, "no request was hit"

@@ -19,7 +19,7 @@ class DeviceOnHost(DeviceKVMemory):
         """Everything is done when it returns."""
 
     def word_sums(self, words: Words) -> list[Sums]:
-        content, sums = memoryview(self.bytes.numpy()), []
+        content, sums = self.bytes.numpy().data, []
         for index, (begin, count) in enumerate(zip(words.begins, words.counts, strict=True)):
             run = content[begin * WORD_BYTES : (begin + count) * WORD_BYTES]
             if words.lines is None:

@@ -73,7 +73,7 @@ class PrefillEngine(Protocol):
     def release(self, seq: Sequence) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class LeaseTimes:
     """Monotonic times, s. What has not happened yet is None."""
 
@@ -102,9 +102,8 @@ class LeaseSession:
         self._num_tokens = 0  # of the prompt: what the lease covers
         self._sums: list[float] = []  # of hidden states, where they are pooled
         self._grant_id: int | None = None
-        self._accepted_at: float | None = None
-        self._first_step_at: float | None = None
-        self._sampled_at: float | None = None
+        self.times = LeaseTimes()
+        """When what happened; for spans and metrics."""
         self.sequence: Sequence | None = None
         self.phase = LeasePhase.NEW
 
@@ -112,15 +111,6 @@ class LeaseSession:
     def unbound(self) -> bool:
         """Whether it is finished and nobody was granted it: it may not stay long."""
         return self.phase is LeasePhase.COMPUTED and self._grant_id is None
-
-    @property
-    def times(self) -> LeaseTimes:
-        """When what happened, for spans and metrics."""
-        return LeaseTimes(
-            accepted_at=self._accepted_at,
-            first_step_at=self._first_step_at,
-            sampled_at=self._sampled_at,
-        )
 
     def start(self, command: prefill_pb2.PrefillStart) -> prefill_pb2.PrefillEvent:
         """Hold all blocks of the prompt and queue it: Accepted.
@@ -138,7 +128,7 @@ class LeaseSession:
         digest = prompt_digest(sequence.token_ids, sequence.cache_salt)
         self._leases.open(key, sequence.block_table, self._num_tokens, digest)
         self._move(SessionEvent.START)
-        self._accepted_at = self._clock()
+        self.times.accepted_at = self._clock()
         if sequence.num_cached_tokens:
             self._leases.announce(key, sequence.num_cached_tokens)
         return prefill_pb2.PrefillEvent(
@@ -168,13 +158,13 @@ class LeaseSession:
             return None
         if not SESSION_TRANSITIONS.allows(self.phase, SessionEvent.STEP):
             return None  # closed while the step was made
-        if self._first_step_at is None:  # what others computed while it waited is in its table
-            self._first_step_at = step_started_at
+        if self.times.first_step_at is None:  # what others computed while it waited is in its table
+            self.times.first_step_at = step_started_at
             self._leases.rebase(self.sequence.key, self.sequence.block_table)
         self._leases.announce(self.sequence.key, min(update.num_computed_tokens, self._num_tokens))
         if update.token is None:
             return None
-        self._sampled_at = self._clock()
+        self.times.sampled_at = self._clock()
         self._move(SessionEvent.SAMPLE)
         return prefill_pb2.PrefillEvent(first_token=self._first_token(update))
 

@@ -156,7 +156,7 @@ def measure_attention(
     with _compiled_for(capability, record) as launches:
         step = _Step.of(model, capability, cache_dtype, dtype)
         _attend(step, _NUM_PROCESSORS)
-        _attend(step, 1, _sinks(step.config))
+        _attend(step, 1)
         return _each_once(name, _name(cache_dtype), capability, launches)
 
 
@@ -263,7 +263,7 @@ def _run(step: _Step) -> None:
         x,
         LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
     )
-    _attend(step, 1, _sinks(config))
+    _attend(step, 1)
     logits = torch.empty(2, config.vocab_size)
     params = (SamplingParams(temperature=0.0), SamplingParams(top_k=40, top_p=0.9))
     sampler.draw(logits, [SampleSpec(params=each, allow_stop=True) for each in params], [9, 9])
@@ -272,20 +272,15 @@ def _run(step: _Step) -> None:
         kv_memory.add_up(memory, Words(block, block, lines))
 
 
-def _attend(step: _Step, num_processors: int, sinks: Sequence[Tensor] | None = None) -> None:
+def _attend(step: _Step, num_processors: int) -> None:
     config = step.config
-    attention = PagedAttention(config, step.cache, num_processors, step.shape, sinks=sinks)
+    attention = PagedAttention(config, step.cache, num_processors, step.shape)
     of_layer = attention.begin_step(step.inputs)
     num_rows = len(step.inputs.token_ids)
     q = torch.zeros(num_rows, config.num_heads, config.head_dim, dtype=step.dtype)
     kv = torch.zeros(num_rows, 2, config.num_kv_heads, config.head_dim, dtype=step.dtype)
     for layer in range(config.num_layers):
         of_layer(layer, q, kv, q)
-
-
-def _sinks(config: ModelConfig) -> list[Tensor]:
-    """Of each kind of layer; no model that is served has them."""
-    return [torch.zeros(config.num_heads)] * config.num_layers
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,7 +4,6 @@ All tokens of a step are written by one launch for each layer, single tokens att
 two where they are few (parts of their contexts, and their merge), the chunks of all prompts by one.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -38,17 +37,13 @@ class PagedAttention:
         tile_shape: TileShape,
         send: Send = torch.from_numpy,
         flashinfer: FlashInferPrefill | None = None,
-        sinks: Sequence[Tensor] | None = None,
     ) -> None:
         """num_processors: the device's, that a decode step is to keep busy.
 
         tile_shape: for kernels of ours.
 
-        flashinfer: attends for chunks, instead of a kernel of ours. sinks: for each layer
-        [num_heads] float32, a score that takes its share of a head's weight for no token.
+        flashinfer: attends for chunks, instead of a kernel of ours.
         """
-        assert flashinfer is None or sinks is None, "it is not told of sinks"
-        self._sinks = sinks
         self._flashinfer = flashinfer
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
         self._tile_shape, self._send = tile_shape, send
@@ -69,7 +64,6 @@ class PagedAttention:
             self._num_processors,
             self._tile_shape.num_single_keys,
             self._send,
-            self._sinks,
         )
 
 
@@ -98,10 +92,8 @@ class _PagedStep:
         num_processors: int,
         num_single_keys: int,
         send: Send,
-        sinks: Sequence[Tensor] | None,
     ) -> None:
         self._config, self._kv_cache, self._prefills = config, kv_cache, prefills
-        self._sinks = sinks
         self._slots = inputs.slots
         self._decodes = None
         if inputs.decodes is not None:
@@ -112,8 +104,7 @@ class _PagedStep:
     def __call__(
         self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
     ) -> None:
-        sinks = None if self._sinks is None else self._sinks[layer]
-        config, place = self._config, LayerPlace.of(self._kv_cache, layer, sinks)
+        config, place = self._config, LayerPlace.of(self._kv_cache, layer)
         num_heads = kv.shape[:3].numel()
         heads.write[(triton.cdiv(num_heads, _HEADS_WRITTEN),)](
             kv,
@@ -164,17 +155,16 @@ class _Decodes:
     def attend(self, place: LayerPlace, window: int, q: Tensor, out: Tensor) -> None:
         """Of the first rows of q and out: [N, num_heads, head_dim]."""
         if self._num_parts == 1:
-            self._attend_parts(place, window, q, place.sinks, out, None)
+            self._attend_parts(place, window, q, out, None)
         else:
-            self._attend_parts(place, window, q, None, self._parts, self._logs)
-            self._merge_parts(place.sinks, out)
+            self._attend_parts(place, window, q, self._parts, self._logs)
+            self._merge_parts(out)
 
     def _attend_parts(
         self,
         place: LayerPlace,
         window: int,
         q: Tensor,
-        sinks: Tensor | None,
         out: Tensor,
         logs: Tensor | None,
     ) -> None:
@@ -187,7 +177,6 @@ class _Decodes:
             place.scales,
             self._tables,
             self._context_lens,
-            sinks,
             out,
             logs,
             table_size,
@@ -205,12 +194,11 @@ class _Decodes:
             num_stages=2,
         )
 
-    def _merge_parts(self, sinks: Tensor | None, out: Tensor) -> None:
+    def _merge_parts(self, out: Tensor) -> None:
         config = self._config
         decode.merge_parts[(len(self._tables), config.num_heads)](
             self._parts,
             self._logs,
-            sinks,
             out,
             self._num_parts,
             width=_FEW_PARTS if self._num_parts <= _FEW_PARTS else _MAX_PARTS,
@@ -252,7 +240,6 @@ class _OwnPrefills:
             place.scales,
             tiles,
             self._block_ids,
-            place.sinks,
             out,
             *place.strides,
             _score_scale(config),

@@ -1,4 +1,4 @@
-"""What kernels are told of a layer: where its keys and values lie in a cache, and its sinks."""
+"""What kernels are told of a layer: where its keys and values lie in a cache."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,9 @@ class LayerPlace(NamedTuple):
     blocks: Tensor  # [num_blocks, 2, num_kv_heads] runs
     scales: Tensor | None  # from the first run's on
     strides: tuple[int, int, int]  # of blocks, from keys to values, of heads
-    sinks: Tensor | None  # [num_heads] float32
 
     @classmethod
-    def of(cls, kv_cache: KVCache, layer: int, sinks: Tensor | None) -> "LayerPlace":
+    def of(cls, kv_cache: KVCache, layer: int) -> "LayerPlace":
         blocks, layout = kv_cache.of_layer(layer), kv_cache.layout
         scales = None
         if layout.has_scales:
@@ -25,4 +24,4 @@ class LayerPlace(NamedTuple):
         elif layout.dtype is torch.float8_e4m3fn:
             blocks = blocks.view(torch.uint8)
         block_stride, value_stride, head_stride, *_ = blocks.stride()
-        return cls(blocks, scales, (block_stride, value_stride, head_stride), sinks)
+        return cls(blocks, scales, (block_stride, value_stride, head_stride))

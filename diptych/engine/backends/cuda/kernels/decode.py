@@ -19,7 +19,6 @@ def attend_parts(
     scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     block_tables: tl.tensor,  # [num_rows, table_size] int64
     context_lens: tl.tensor,  # [num_rows] int64
-    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none, or left to the merge
     out: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim], float32 but for one part
     logs: tl.tensor,  # [num_rows, num_heads, num_parts] float32, to base 2; -inf for an empty part;
     # None: there is one part
@@ -77,13 +76,6 @@ def attend_parts(
         total = total * shrink + tl.sum(weights, 1)
         peak = new_peak
 
-    if sinks is not None:
-        sink = tl.load(sinks + kv_head * group + members, mask=members < group, other=0.0)
-        sink = score_forms.to_base_2(sink)
-        new_peak = tl.maximum(peak, sink)
-        shrink = tl.exp2(peak - new_peak)
-        sums = sums * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - new_peak)
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     places = heads * num_parts + part
     to = out + places[:, None] * head_dim + dims[None, :]
@@ -96,7 +88,6 @@ def attend_parts(
 def merge_parts(
     parts: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim]
     logs: tl.tensor,  # [num_rows, num_heads, num_parts]
-    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none
     out: tl.tensor,  # [num_rows, num_heads, head_dim]
     num_parts: int,
     width: tl.constexpr,  # the most parts, a power of two
@@ -111,15 +102,10 @@ def merge_parts(
     # A part without tokens has a logarithm of -inf, and one that met a NaN has that.
     is_filled = log != float("-inf")
     peak = tl.max(log, 0)
-    if sinks is not None:
-        sink = score_forms.to_base_2(tl.load(sinks + tl.program_id(1)))
-        peak = tl.maximum(peak, sink)
     weights = tl.where(is_filled, tl.exp2(log - peak), 0.0)
     # One without tokens left zeros: so nothing waits for the logarithms.
     is_loaded = (members < num_parts)[:, None] & (dims < head_dim)[None, :]
     results = tl.load(parts + places[:, None] * head_dim + dims[None, :], mask=is_loaded, other=0.0)
     total = tl.sum(weights, 0)
-    if sinks is not None:
-        total += tl.exp2(sink - peak)
     result = tl.sum(results * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + head * head_dim + dims, result.to(out.dtype.element_ty), mask=dims < head_dim)

@@ -20,7 +20,6 @@ def attend_tiles(
     scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     tiles: tl.tensor,  # [num_tiles, 4] int64: first row, rows, first position, place in block_ids
     block_ids: tl.tensor,  # [...] int64, the chunks' tables one after the other
-    sinks: tl.tensor,  # [num_heads] float32, scores of no token; None: none
     out: tl.tensor,  # [N, num_heads, head_dim]
     block_stride: int,
     value_stride: int,
@@ -53,12 +52,9 @@ def attend_tiles(
     # In 64 bits: a pool has more elements than 32 can count.
     run = (head // group).to(tl.int64) * head_stride
 
-    peak = tl.full([tile_queries], 0.0 if sinks is not None else float("-inf"), tl.float32)
+    peak = tl.full([tile_queries], float("-inf"), tl.float32)
     total = tl.zeros([tile_queries], tl.float32)
     sums = tl.zeros([tile_queries, head_width], tl.float32)
-    if sinks is not None:
-        peak += score_forms.to_base_2(tl.load(sinks + head))
-        total += 1.0
 
     # Tiles of keys from here on; those between the second and the third all queries see.
     begin = first // tile_keys * tile_keys

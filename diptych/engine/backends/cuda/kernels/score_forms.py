@@ -9,12 +9,6 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def to_base_2(score: tl.tensor) -> tl.tensor:
-    """As scores are that have the logarithm of e to base 2."""
-    return score * LOG2_E
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def capped(scores: tl.tensor, cap: tl.constexpr) -> tl.tensor:
     """cap * tanh(scores / cap), of and in scores with the logarithm of e to base 2."""
     return (cap * LOG2_E) * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / cap)) + 1.0))

@@ -67,11 +67,8 @@ class Case:
         kv = torch.randn(num_rows, 2, config.num_kv_heads, config.head_dim, generator=_seeded(2))
         return cls(config, cache, inputs, tables, asked, q, kv)
 
-    def expected(self, layer: int, sinks: Tensor | None = None) -> Tensor:
-        """By the definition, in float64, of what the cache holds now.
-
-        sinks: [num_heads], each the score of a token that has no value.
-        """
+    def expected(self, layer: int) -> Tensor:
+        """By the definition, in float64, of what the cache holds now."""
         rows: list[Tensor] = []
         window = self.config.layers[layer].sliding_window
         group = self.config.num_heads // self.config.num_kv_heads
@@ -84,9 +81,7 @@ class Case:
                 scores = torch.einsum("hd,nhd->hn", q, keys) * SCALE
                 if self.config.score_softcap is not None:
                     scores = self.config.score_softcap * (scores / self.config.score_softcap).tanh()
-                if sinks is not None:
-                    scores = torch.cat((scores, sinks.double()[:, None]), 1)
-                weights = torch.softmax(scores, -1)[:, : len(keys)]
+                weights = torch.softmax(scores, -1)
                 rows.append(torch.einsum("hn,nhd->hd", weights, values))
         return torch.stack(rows)
 

@@ -4,7 +4,6 @@ from tests import triton_interpreter  # noqa: F401
 
 # isort: split
 import mmap
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,11 +52,10 @@ def attended(
     layer: int,
     num_processors: int,
     rows: Rows | None = None,
-    sinks: Sequence[Tensor] | None = None,
     tile_shape: TileShape = TILE,
 ) -> Tensor:
     """Writes what the step has, then attends."""
-    attention = PagedAttention(case.config, case.cache, num_processors, tile_shape, sinks=sinks)
+    attention = PagedAttention(case.config, case.cache, num_processors, tile_shape)
     out = torch.full_like(case.q, torch.nan)
     attention.begin_step(case.inputs)(layer, case.q, case.kv, out, rows)
     return out
@@ -146,22 +144,6 @@ def test_soft_caps_of_scores(
     if window != 1:  # a single token has all of the weight, whatever its score
         uncapped = replace(case, config=replace(config, score_softcap=None))
         assert float((case.expected(1) - uncapped.expected(1)).abs().max()) > 0.1
-
-
-@pytest.mark.parametrize("num_processors", [FEW, MANY])
-@pytest.mark.parametrize(("shape", "block_size", "window"), SHAPES, ids=str)
-def test_sinks(
-    shape: tuple[int, int, int], block_size: int, window: int | None, num_processors: int
-) -> None:
-    """Of each head its own, from one that takes nearly nothing to one that takes nearly all."""
-    # Chunks are the same to any number of processors.
-    has_chunks = num_processors == MANY and (shape, block_size, window) in ALSO_CHUNKS
-    asked = [*SINGLE, *CHUNKS] if has_chunks else SINGLE
-    case = Case.of(config_of(*shape, window), asked, block_size)
-    sinks = torch.linspace(-90.0, 12.0, shape[0])
-    got = attended(case, 1, num_processors, sinks=[torch.full_like(sinks, torch.nan), sinks])
-    assert_close(got, case.expected(1, sinks))
-    assert float((case.expected(1, sinks) - case.expected(1)).abs().max()) > 0.1
 
 
 def test_writes_its_own_slots_alone() -> None:

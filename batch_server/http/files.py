@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Final
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,6 +31,7 @@ _MAX_FIELDS: Final = 16
 _MOST_LISTED: Final = 10_000
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _JSON_LINES: Final = "application/jsonl"
+_CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii"})
 
 
 class FileAnswers:
@@ -91,9 +93,6 @@ class FileAnswers:
             form = await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
         except HTTPException as error:
             raise InvalidRequestError(f"is no form: {error.detail}", field="body") from None
-        except UnicodeError:
-            reason = "is no form: its charset cannot be read"
-            raise InvalidRequestError(reason, field="body") from None
         except OSError as error:  # what came is on disk before it is stored
             if error.errno not in _NO_ROOM:
                 raise
@@ -182,11 +181,17 @@ class _Content(StreamingResponse):
 
 
 def _check_form(headers: Mapping[str, str]) -> None:
-    """Of other forms all is kept in memory. Raises RefusedError."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
+    """Of other forms all is kept in memory, and some charsets take minutes for a megabyte.
+
+    Raises RefusedError, InvalidRequestError.
+    """
+    kind = headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         reason = "a file has to come as multipart/form-data"
         raise RefusedError(415, reason, "unsupported_media_type")
+    charset = parse_options_header(kind)[1].get(b"charset", b"utf-8")  # as the form's parser does
+    if charset.lower() not in _CHARSETS:
+        raise InvalidRequestError("is no form: its charset has to be utf-8", field="body")
 
 
 def _read_form(form: FormData) -> UploadFile:

@@ -1,28 +1,27 @@
 """Names of KV blocks by content: what the prefix cache and the router's affinity share.
 
 A block's key is a hash chained over everything before it (its parent's key), its
-own token ids, and at the root the tenant's salt, so equal keys mean equal KV.
-The hash (XXH3, 128 bits) is fast, not collision resistant against somebody who
-chooses tokens to collide: tenants that must not meet have different salts.
+own token ids, and at the root the tenant's salt, so equal keys mean equal KV,
+also where somebody chooses tokens to collide: two with one key take 2^64 tries.
 
 Pure functions. Idea: vLLM's automatic prefix caching.
 """
 
 import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import TypeAlias
-
-from xxhash import xxh3_128_digest
 
 BlockKey: TypeAlias = bytes  # 16 bytes
 
-_ROOT = b"diptych-block-key-1"  # changes with the scheme, so that old keys never match
+_KEY_BYTES = 16
+_ROOT = b"diptych-block-key-2"  # changes with the scheme, so that old keys never match
 
 
 def root_key(salt: bytes = b"", adapter: bytes = b"") -> BlockKey:
     """The parent of a first block. ``adapter`` is reserved for fine-tuned weights."""
     parts = (_ROOT, salt, adapter)
-    return xxh3_128_digest(b"".join(struct.pack("<I", len(part)) + part for part in parts))
+    return _digest(b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 
 def block_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> list[BlockKey]:
@@ -37,7 +36,7 @@ def prompt_digest(token_ids: Sequence[int], salt: bytes = b"") -> bytes:
 
     Token ids are unsigned 32-bit; raises struct.error for others.
     """
-    return xxh3_128_digest(root_key(salt) + struct.pack(f"<{len(token_ids)}I", *token_ids))
+    return _digest(root_key(salt) + struct.pack(f"<{len(token_ids)}I", *token_ids))
 
 
 def extend_block_keys(
@@ -56,5 +55,9 @@ def extend_block_keys(
     packed = struct.pack(f"<{len(new_ids)}I", *new_ids)
     stride = 4 * block_size
     for offset in range(0, len(packed), stride):
-        parent = xxh3_128_digest(parent + packed[offset : offset + stride])
+        parent = _digest(parent + packed[offset : offset + stride])
         keys.append(parent)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_KEY_BYTES).digest()

@@ -39,9 +39,19 @@ def test_salts_and_adapters_never_meet() -> None:
 def test_keys_are_the_same_on_every_machine() -> None:
     """Router and workers compare them over the wire; a change needs a new root."""
     assert [key.hex() for key in block_keys([1, 2, 3, 2**32 - 1], 2, b"salt")] == [
-        "9b86eec0b875176464a7e68b7ff7b29a",
-        "e411898f711dffcc573827570ea30794",
+        "7bfd2931f0db2e5ca25bb5c27a55ca35",
+        "102e6bed7dd787982fc5664592583cc9",
     ]
+
+
+def test_nobody_chooses_tokens_that_collide() -> None:
+    """These two have one XXH3 of 128 bits, whatever the tenant's salt is: as many as one likes."""
+    shared = list(range(12))
+    first = [*shared, 2309737967, 19088743, 1987203136, 3587252754]
+    second = [*shared, 1002161388, 287375654, 3294779715, 3318965843]
+    for salt in (b"", b"tenant"):
+        assert block_keys(first, 16, salt) != block_keys(second, 16, salt)
+        assert prompt_digest(first, salt) != prompt_digest(second, salt)
 
 
 def test_token_ids_are_unsigned_32_bit() -> None:

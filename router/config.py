@@ -220,7 +220,8 @@ class RouterConfig(ProcessConfig):
     max_open_bytes: int = Field(
         64 * 2**20,
         ge=1,
-        description="Bytes of all requests that are open; what would be more is refused.",
+        description="Bytes of all requests that are open, of each what it has beyond 64 KiB; what "
+        "would be more is refused. A tenant may have as many as it leaves free.",
     )
     max_untaken_bytes: int = Field(
         DEFAULT_BYTES,

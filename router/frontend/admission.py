@@ -33,6 +33,7 @@ from router.frontend.field_names import renamed
 from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
+from router.frontend.tenant_bytes import TenantBytes
 from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
 from router.frontend.validation import CheckLength, EncodedPrompt, ModelFacts, check_room
@@ -43,6 +44,7 @@ from router.request.resolved import ResolvedRequest
 T = TypeVar("T")
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
 _MOST_WORDS = 8  # requests whose bad words are kept in tokens
+_FREE_BYTES = 65_536  # of each request: large ones keep out no small one
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _INLINE_IDS = 4096  # more become text in a thread
 _MAX_TOKENIZING = 2  # at a time
@@ -73,7 +75,9 @@ class Admission:
         self._is_draining = False
         self._num_arrived = 0
         self._num_open = 0
-        self._num_open_bytes = 0
+        self._open = TenantBytes(
+            config.max_open_bytes, _FREE_BYTES, "large requests of {} bytes are open"
+        )
         self._num_unfound = 0
         self._to_tokenize = FairPlaces(
             _MAX_TOKENIZING, config.max_queue, "long prompts wait to be tokenised"
@@ -123,21 +127,22 @@ class Admission:
         await self._idle.wait()
 
     @contextmanager
-    def hold(self, num_bytes: int) -> Iterator[None]:
-        """Count a request as open.
+    def hold(self, tenant: Tenant, num_bytes: int) -> Iterator[None]:
+        """Count a request as open, for as long as what arrived is in memory.
 
-        Raises QueueFullError if those that are open arrived with too many bytes already.
+        Raises QueueFullError if the large ones that are open arrived with too many bytes already,
+        or the tenant's with as many as are free.
         """
-        self._check_budget(num_bytes)
+        self._open.admit_piece(tenant.name, num_bytes)
         self._num_arrived += 1
         self._num_open += 1
-        self._num_open_bytes += num_bytes
+        release = self._open.hold(tenant.name, num_bytes)
         self._idle.clear()
         try:
             yield
         finally:
             self._num_open -= 1
-            self._num_open_bytes -= num_bytes
+            release()
             if self._num_open == 0:
                 self._idle.set()
 
@@ -247,15 +252,6 @@ class Admission:
             tokenizer.eos_token_ids,
             self._model.recommended,
         )
-
-    def _check_budget(self, num_bytes: int) -> None:
-        budget = self._config.max_open_bytes
-        if self._num_open_bytes + num_bytes > budget:
-            raise QueueFullError(
-                f"requests of {self._num_open_bytes} bytes are open; with this one it would be "
-                f"more than {budget}",
-                retry_after_s=RETRY_LATER_S,
-            )
 
     async def _check_constraint(
         self, request: GenerationRequest, prompt: EncodedPrompt, deadline_s: float | None

@@ -98,7 +98,7 @@ class Generator:
             telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request, part) as quota,
             answer.taken_by(taker or self._untaken.open()),
-            self._admission.hold(request.num_bytes),
+            self._admission.hold(request.tenant, request.num_bytes),
         ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             is_part = part is not None

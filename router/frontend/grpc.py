@@ -110,7 +110,7 @@ class InferenceServicer:
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
         self._handed.admit(tenant.name)
-        with self._admission.hold(len(request)):
+        with self._admission.hold(tenant, len(request)):
             token_ids = await self._tokenize(
                 prompt, message.model, tenant, len(request), call.deadline_s
             )
@@ -124,7 +124,7 @@ class InferenceServicer:
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
         self._handed.admit(tenant.name)
-        with self._admission.hold(len(request)):
+        with self._admission.hold(tenant, len(request)):
             try:
                 token_ids = await self._tokenize(
                     prompt, message.model, tenant, len(request), call.deadline_s

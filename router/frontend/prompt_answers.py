@@ -214,7 +214,7 @@ class PromptAnswers:
 
         with telling_outcome(tell, deadline_s):
             calls.append(PromptCall(work, errand, self._quotas.admit(work.tenant, 1)))
-            with self._admission.hold(work.num_bytes):
+            with self._admission.hold(work.tenant, work.num_bytes):
                 logs.mark(observer.request_id, trace_id(observer.context))
                 yield calls[0]
 

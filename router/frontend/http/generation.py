@@ -181,7 +181,8 @@ class GenerationAnswers:
         num_at_once = min(num_prompts, _MAX_PROMPTS_AT_ONCE)
         with ExitStack() as held:
             try:
-                held.enter_context(self.admission.hold(asked.request.num_bytes))
+                num_bytes = asked.request.num_bytes
+                held.enter_context(self.admission.hold(exchange.tenant, num_bytes))
                 self.admission.check_open(deadline_s)
                 places = self.generator.take_places(exchange.tenant, num_prompts, num_at_once)
             except DiptychError as error:

@@ -52,7 +52,7 @@ class TokenAnswers:
         else:
             unserved.refuse(content, unserved.OF_COMPLETION)
             prompt = self._read_prompt(content, "prompt")
-        with self.admission.hold(len(data)):
+        with self.admission.hold(exchange.tenant, len(data)):
             deadline_s = exchange.read_deadline_s()
             request = _request(exchange, content, prompt, len(data))
             token_ids = await self._tokenize(request, deadline_s, names)
@@ -71,7 +71,7 @@ class TokenAnswers:
         prompt = self._read_prompt(content, "tokens")
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
-        with self.admission.hold(len(data)):
+        with self.admission.hold(exchange.tenant, len(data)):
             deadline_s = exchange.read_deadline_s()
             request = _request(exchange, content, prompt, len(data))
             token_ids = await self._tokenize(request, deadline_s, _TOKENS_NAMES)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from diptych.errors import (
 )
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL
-from diptych.tenant import NOBODY
+from diptych.tenant import NOBODY, Tenant
 from diptych.text.chat_template import Message, Tool
 from router.cluster.members import Cluster
 from router.config import RouterConfig
@@ -39,6 +40,8 @@ from router.generation.request import (
     ToolChoice,
 )
 from tests.text_models import byte_level_tokenizer, write_folder
+
+FREE = 65_536  # bytes of each request that need no room
 
 
 def admission(max_open_bytes: int = 10**6, **settings: Any) -> Admission:
@@ -57,25 +60,44 @@ class Unfound:
 
 
 async def test_open_requests_have_a_budget_of_bytes() -> None:
-    door = admission(100)
-    with door.hold(60):
-        with pytest.raises(QueueFullError), door.hold(41):
+    door, other = admission(100), Tenant("other")
+    with door.hold(NOBODY, FREE + 60):
+        with pytest.raises(QueueFullError), door.hold(other, FREE + 41):
             raise AssertionError("let in")
-        with door.hold(40):
+        with door.hold(other, FREE + 40):
             assert door.num_open == 2
-        with door.hold(40):
+        with door.hold(other, FREE + 40):
             pass
     assert door.num_open == 0
-    with door.hold(100):
+    with door.hold(NOBODY, FREE + 100):
         pass
     await door.wait_idle()
 
 
+def test_a_tenants_large_requests_leave_others_room_and_keep_out_no_small_one() -> None:
+    door, mallory, bob = admission(), Tenant("mallory"), Tenant("bob")
+    with ExitStack() as held:
+        for _ in range(5):
+            held.enter_context(door.hold(mallory, FREE + 10**5))
+        with pytest.raises(QueueFullError), door.hold(mallory, FREE + 1):
+            raise AssertionError("it holds half of all, as much as is free")
+        for each in (mallory, bob):
+            held.enter_context(door.hold(each, 200))
+            held.enter_context(door.hold(each, FREE))
+        held.enter_context(door.hold(bob, FREE + 3 * 10**5))
+        with pytest.raises(QueueFullError), door.hold(bob, FREE + 1):
+            raise AssertionError("let in")
+        held.enter_context(door.hold(Tenant("carol"), FREE + 10**5))
+    assert door.num_open == 0
+    with door.hold(mallory, FREE + 10**6):
+        pass
+
+
 async def test_a_request_that_fails_is_counted_out() -> None:
     door = admission(100)
-    with pytest.raises(KeyError), door.hold(100):
+    with pytest.raises(KeyError), door.hold(NOBODY, FREE + 100):
         raise KeyError
-    with door.hold(100):
+    with door.hold(NOBODY, FREE + 100):
         assert door.num_open == 1
 
 

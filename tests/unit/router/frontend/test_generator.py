@@ -194,7 +194,7 @@ async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
     session, observer = Session(1, iter((Delta("a", [1], 0, []), None))), Observer()
 
     @contextmanager
-    def hold(num_bytes: int) -> Iterator[None]:
+    def hold(tenant: Tenant, num_bytes: int) -> Iterator[None]:
         yield
 
     async def admit(*_: object, **__: object) -> object:
@@ -234,7 +234,7 @@ async def test_a_client_that_is_cut_off_while_its_next_request_is_admitted_gets_
     taker.wait(600_000)  # the end of the answer before it
 
     @contextmanager
-    def hold(num_bytes: int) -> Iterator[None]:
+    def hold(tenant: Tenant, num_bytes: int) -> Iterator[None]:
         yield
 
     async def admit(*_: object, **__: object) -> object:

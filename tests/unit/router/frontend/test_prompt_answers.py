@@ -50,7 +50,7 @@ class FakeAdmission:
         self.tenants: set[Tenant] = set()
 
     @contextmanager
-    def hold(self, num_bytes: int) -> Iterator[None]:
+    def hold(self, tenant: Tenant, num_bytes: int) -> Iterator[None]:
         yield
 
     def claim_of_prompts(self, tenant: Tenant) -> Claim:

@@ -37,7 +37,7 @@ class Door:
         self.deadlines_s: list[float | None] = []
 
     @contextmanager
-    def hold(self, num_bytes: int) -> Iterator[None]:
+    def hold(self, tenant: Tenant, num_bytes: int) -> Iterator[None]:
         yield
 
     async def tokenize(self, request: GenerationRequest, deadline_s: float | None) -> list[int]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,16 +50,22 @@ class Door(Admission):
         )
         cluster: Any = SimpleNamespace(max_model_len=None)
         super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))
-        self.most_bytes = 0
+        self.most_bytes = self._num_bytes = 0
 
     async def check(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         shape = RequestShape(prompt_ids=(1,), max_tokens=1)
         num_logprobs = ToldLogprobs.of(request, 1).check(1)
         return ResolvedRequest(shape=shape, sampling=SamplingParams(), num_logprobs=num_logprobs)
 
-    def _check_budget(self, num_bytes: int) -> None:
-        super()._check_budget(num_bytes)
-        self.most_bytes = max(self.most_bytes, self._num_open_bytes + num_bytes)
+    @contextmanager
+    def hold(self, tenant: Tenant, num_bytes: int) -> Iterator[None]:
+        with super().hold(tenant, num_bytes):
+            self._num_bytes += num_bytes
+            self.most_bytes = max(self.most_bytes, self._num_bytes)
+            try:
+                yield
+            finally:
+                self._num_bytes -= num_bytes
 
 
 class Answers:
@@ -95,7 +102,7 @@ class Answers:
         admitted = part or self.quotas.admit(request.tenant, 1)
         self.tenants.add(request.tenant)
         try:
-            with self._door.hold(request.num_bytes):
+            with self._door.hold(request.tenant, request.num_bytes):
                 if part is None:
                     self._door.check_open(None)
                 self.num_begun += 1

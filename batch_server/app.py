@@ -40,6 +40,7 @@ _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
 _MAX_UNTAKEN_BYTES = 128 * 2**20  # files go out in pieces: few wait, and lists of batches
 _MAX_CALLS = 256
 _MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
+_MAX_SLOW = 64  # to come, of a mebibyte each
 _UNBOUNDED_S = 2_000_000.0  # gRPC counts ms: there is no other server that a client could go to
 
 
@@ -122,14 +123,15 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
     Raises ConfigurationError.
     """
 
-    async def gate(method: str, metadata: Metadata) -> None:
-        await callers.tenant(authorization(metadata))
+    async def gate(method: str, metadata: Metadata) -> str:
+        return (await callers.tenant(authorization(metadata))).name
 
     return PublicEdge(
         max_served=_MAX_CALLS,
         max_concurrent_rpcs=_MAX_CALLS_RATIO * _MAX_CALLS,
         max_concurrent_streams=_MAX_CALLS // 2,
         max_receive_bytes=MAX_MESSAGE_BYTES,
+        max_slow=_MAX_SLOW,
         max_connection_age_s=_UNBOUNDED_S,
         max_connection_grace_s=_UNBOUNDED_S,
         body_patience_s=config.timers.client_write_s,

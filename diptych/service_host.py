@@ -172,6 +172,7 @@ class ServiceHost:
             max_concurrent_rpcs=_MAX_PROBES,
             max_concurrent_streams=_MAX_PROBES_OF_ONE,
             max_receive_bytes=1024,
+            max_slow=2 * _MAX_PROBES,  # all of them, for they are small
             max_connection_age_s=_PROBE_AGE_S,
             max_connection_grace_s=_PROBE_GRACE_S,
             body_patience_s=_PROBE_PATIENCE_S,

@@ -91,9 +91,9 @@ def gate_of(callers: Callers, refused: Callable[[str, Metadata], None]) -> Gate 
     if isinstance(callers, Anybody):
         return None
 
-    async def gate(method: str, metadata: Metadata) -> None:
+    async def gate(method: str, metadata: Metadata) -> str:
         try:
-            await callers.tenant(authorization(metadata))
+            return (await callers.tenant(authorization(metadata))).name
         except InvalidApiKeyError as error:
             if method in _GENERATING:
                 refused(error.reason, metadata)
@@ -109,14 +109,16 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
     """
     max_open = most_open(config) + _most_streams(config)
     max_served = max_open + _SPARE_RPCS
+    # One that is somewhat too large hears in detail that it is.
+    max_receive_bytes = config.max_request_bytes + config.max_request_bytes // 2
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
         max_served=max_served,
         max_concurrent_rpcs=min(_MAX_CALLS_RATIO * max_served, _MOST_CALLS),
         # One client alone does not take the last: others' health checks are answered.
         max_concurrent_streams=max_open + _SPARE_RPCS // 2,
-        # One that is somewhat too large hears in detail that it is.
-        max_receive_bytes=config.max_request_bytes + config.max_request_bytes // 2,
+        max_receive_bytes=max_receive_bytes,
+        max_slow=max(1, config.max_open_bytes // max_receive_bytes),
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
         body_patience_s=config.timers.client_write_s,

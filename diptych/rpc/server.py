@@ -14,13 +14,8 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from diptych.errors import (
-    RETRY_LATER_S,
-    DiptychError,
-    InvalidRequestError,
-    QueueFullError,
-    SlowClientError,
-)
+from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
+from diptych.rpc.arriving import SLOW_AFTER_S, Arriving
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
 from diptych.rpc.identity import Certificate, Identity
@@ -37,8 +32,11 @@ _STANDARD: Final = "/grpc."  # health and reflection
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
-Gate: TypeAlias = Callable[[str, Metadata], Awaitable[None]]
-"""Gets a call's method, /package.Service/Method, and metadata. Raises DiptychError to refuse it."""
+Gate: TypeAlias = Callable[[str, Metadata], Awaitable[str]]
+"""Gets a call's method, /package.Service/Method, and metadata, and says whose it is.
+
+Raises DiptychError to refuse it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,9 @@ class PublicEdge:
     so that clients spread over routers that came later. ``max_concurrent_streams`` calls
     at most go over one connection, more wait at their client; a message of more than
     ``max_receive_bytes`` ends its call before it is in memory; one that is not there
-    ``body_patience_s`` after its call began ends it, too.
+    ``body_patience_s`` after its call began ends it, too. Only ``max_slow`` may take longer than
+    ``slow_after_s``, of requests and of health and reflection each, and of whoever sends them as
+    many as it leaves free: whose the gate says that they are, or an address.
 
     ``max_served`` calls are answered at a time. One whose answer is there, but whose client
     takes nothing of it, is no longer among them: gRPC can neither end it nor tell its client
@@ -64,9 +64,11 @@ class PublicEdge:
     max_concurrent_rpcs: int
     max_concurrent_streams: int
     max_receive_bytes: int
+    max_slow: int
     max_connection_age_s: float
     max_connection_grace_s: float
     body_patience_s: float
+    slow_after_s: float = SLOW_AFTER_S
     keepalive_s: float = 30.0
     keepalive_answer_s: float = 20.0
     certificate: Certificate | None = None  # clients speak TLS
@@ -128,17 +130,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._gate = None if public is None else public.gate
         self._max_served = None if public is None else public.max_served
         self._num_served: Counter[str] = Counter()
-        self._patience_s = None if public is None else public.body_patience_s
+        self._arriving = None if public is None else _arriving(public)
+        self._arriving_standard = None if public is None else _arriving(public)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        method = handler_call_details.method
+        method, whose = handler_call_details.method, ""
         if self._gate is not None:
             try:
-                await self._gate(method, tuple(handler_call_details.invocation_metadata or ()))
+                metadata = tuple(handler_call_details.invocation_metadata or ())
+                whose = await self._gate(method, metadata)
             except DiptychError as error:
                 return _refusal(error, method)
         handler = await continuation(handler_call_details)
@@ -146,11 +150,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
         codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
         # gRPC itself waits for a single request without an end; of a stream one is asked for.
-        place, asks_again = "", False
+        place, asks_again, arriving = "", False, self._arriving
         if method.startswith(_STANDARD):
             place, asks_again = method, handler.request_streaming
-        patience_s = None if handler.request_streaming else self._patience_s
-        takes_stream = handler.request_streaming or patience_s is not None
+            arriving = self._arriving_standard
+        if handler.request_streaming and not asks_again:  # its handler reads it
+            arriving = None
+        takes_stream = handler.request_streaming or arriving is not None
         if handler.response_streaming:
             inner_stream = handler.stream_stream or handler.unary_stream
 
@@ -158,10 +164,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 try:
                     with self._place(place):
                         self._check(method, context)
+                        sender = whose or _host(context)
                         if asks_again:
-                            request = _each_received(request, self._patience_s)
+                            request = _each_received(request, arriving, sender)
                         else:
-                            request = await _received(request, patience_s)
+                            request = await _received(request, arriving, sender)
                         responses = inner_stream(request, context)
                         if inspect.isawaitable(responses):  # it writes them to the context itself
                             await responses
@@ -183,7 +190,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 with self._place(place):
                     self._check(method, context)
-                    request = await _received(request, patience_s)
+                    request = await _received(request, arriving, whose or _host(context))
                     response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError, grpc.aio.AbortError):
                 raise
@@ -245,32 +252,40 @@ def _tolerant(deserializer: Any) -> Any:
     return deserialize
 
 
-async def _received(request: Any, patience_s: float | None) -> Any:
-    """What the handler gets; with a patience ``request`` is a stream, and it gets the first of it.
+def _arriving(public: PublicEdge) -> Arriving:
+    return Arriving(public.body_patience_s, public.max_slow, public.slow_after_s)
 
-    Raises InvalidRequestError, SlowClientError.
+
+def _host(context: Context) -> str:
+    """Where a call comes from, without its port."""
+    return str(context.peer()).rpartition(":")[0]
+
+
+async def _received(request: Any, arriving: Arriving | None, sender: str) -> Any:
+    """What the handler gets; ``arriving``: the first of ``request``, which is a stream.
+
+    Raises InvalidRequestError, SlowClientError, QueueFullError.
     """
-    if patience_s is not None:
+    if arriving is not None:
         try:
-            async with asyncio.timeout(patience_s):
-                request = await anext(aiter(request))
-        except TimeoutError:
-            raise SlowClientError(f"the request did not come within {patience_s:g} s") from None
+            request = await arriving.next(aiter(request), sender)
         except StopAsyncIteration:
             raise InvalidRequestError("did not come", field="request") from None
     check_decoded(request)
     return request
 
 
-async def _each_received(requests: Any, patience_s: float | None) -> AsyncIterator[Any]:
-    """All of a stream, each within the patience. Raises InvalidRequestError, SlowClientError."""
+async def _each_received(
+    requests: Any, arriving: Arriving | None, sender: str
+) -> AsyncIterator[Any]:
+    """All of a stream. Raises InvalidRequestError, SlowClientError, QueueFullError."""
     remaining = aiter(requests)
     while True:
         try:
-            async with asyncio.timeout(patience_s):
+            if arriving is None:
                 request = await anext(remaining)
-        except TimeoutError:
-            raise SlowClientError(f"no request came within {patience_s:g} s") from None
+            else:
+                request = await arriving.next(remaining, sender)
         except StopAsyncIteration:
             return
         check_decoded(request)

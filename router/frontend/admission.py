@@ -22,6 +22,7 @@ from diptych.errors import (
     QueueFullError,
     WorkerDrainingError,
 )
+from diptych.shared_room import SharedRoom
 from diptych.tenant import Tenant
 from router.cluster.members import Cluster
 from router.config import RouterConfig
@@ -33,7 +34,6 @@ from router.frontend.field_names import renamed
 from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
-from router.frontend.tenant_bytes import TenantBytes
 from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
 from router.frontend.validation import CheckLength, EncodedPrompt, ModelFacts, check_room
@@ -75,8 +75,8 @@ class Admission:
         self._is_draining = False
         self._num_arrived = 0
         self._num_open = 0
-        self._open = TenantBytes(
-            config.max_open_bytes, _FREE_BYTES, "large requests of {} bytes are open"
+        self._open = SharedRoom(
+            config.max_open_bytes, "large requests of {} bytes are open", free=_FREE_BYTES
         )
         self._num_unfound = 0
         self._to_tokenize = FairPlaces(

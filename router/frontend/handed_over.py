@@ -6,13 +6,13 @@ further request is refused instead, before any work on it.
 
 from typing import Final
 
-from router.frontend.tenant_bytes import TenantBytes
+from diptych.shared_room import SharedRoom
 
 FREE_BYTES: Final = 16_384
 """Of an answer that need no room; how many there are is bounded by the server's calls."""
 
 
-class HandedOver(TenantBytes):
+class HandedOver(SharedRoom):
     """Owns how many bytes wait in gRPC. Event loop only.
 
     Invariant: they are more than ``max_bytes`` by the answers alone that were being made when
@@ -20,4 +20,10 @@ class HandedOver(TenantBytes):
     """
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes, FREE_BYTES, "answers of {} bytes wait for clients to take them")
+        what = "answers of {} bytes wait for clients to take them"
+        super().__init__(max_bytes, what, free=FREE_BYTES)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tenants, without those that need no room."""
+        return self.num_held

@@ -17,6 +17,9 @@ def test_the_servers_limits_cover_what_the_router_takes() -> None:
     assert edge.max_concurrent_streams > 100 + 3 * 10 + 2
     assert edge.max_concurrent_rpcs > edge.max_served > edge.max_concurrent_streams
     assert edge.max_receive_bytes == 1500
+    assert edge.max_slow == config.max_open_bytes // 1500
+    large = config.model_copy(update={"max_open_bytes": 1000})
+    assert public_edge(large).max_slow == 1
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch
         max_concurrent_rpcs=7,
         max_concurrent_streams=5,
         max_receive_bytes=4096,
+        max_slow=10,
         max_connection_age_s=60,
         max_connection_grace_s=9,
         body_patience_s=30,

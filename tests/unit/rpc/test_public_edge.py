@@ -24,6 +24,7 @@ EDGE = PublicEdge(
     max_concurrent_rpcs=20,
     max_concurrent_streams=10,
     max_receive_bytes=100,
+    max_slow=10,
     max_connection_age_s=1000,
     max_connection_grace_s=1000,
     body_patience_s=1.0,

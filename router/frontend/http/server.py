@@ -26,6 +26,7 @@ _NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may 
 _BACKLOG: Final = 1024
 _MOST_CONNECTIONS: Final = 2**20
 _NUM_PROBES: Final = 3
+_WAITING_DIVISOR: Final = 4  # of all connections over TLS, to those before their handshake
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
 
 
@@ -111,6 +112,7 @@ class HttpServer:
         """
         self._socket = bound
         self._certificate = certificate
+        self._max_waiting = max(1, bounds.max_connections // _WAITING_DIVISOR)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._uvicorn = _Server(
@@ -144,15 +146,15 @@ class HttpServer:
             if self._certificate is None:
                 await self._uvicorn.serve(sockets=[self._socket])
             else:
-                listener = TlsListener(self._socket, self._certificate, self._uvicorn.protocol)
-                await self._serve_tls(listener)
+                await self._serve_tls(self._certificate)
         finally:
             for server in self._uvicorn.servers:
                 server.close()
             self._socket.close()
             self._ended.set()
 
-    async def _serve_tls(self, listener: TlsListener) -> None:
+    async def _serve_tls(self, certificate: Certificate) -> None:
+        listener = TlsListener(self._socket, certificate, self._uvicorn.protocol, self._max_waiting)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._uvicorn.serve(sockets=[]), name="http-uvicorn")
             await self._uvicorn.is_up.wait()

@@ -9,15 +9,20 @@ from diptych.rpc.identity import Certificate
 
 AT_ONCE: Final = 128  # handshakes; each costs the event loop about a millisecond
 _HANDSHAKE_S: Final = 5.0
+_SILENT_S: Final = 0.25  # that each may be, however many are
 _REST_S: Final = 0.1  # when no connection can be taken: the process is out of files
+_HEAD_BYTES: Final = 5  # of a record: its type, version and length
+_HANDSHAKE: Final = 0x16
+_MOST_BYTES: Final = 2**14  # of a record behind its head
 
 
 class TlsListener:
     """Listens on a bound socket for as long as it runs. Event loop only.
 
-    Who connects and says nothing is left after some seconds, and until then keeps nobody from
-    being served but those who have yet to shake hands: they wait with the system, which bounds
-    their number. So clients cost no file and no time beyond a bound before they spoke TLS.
+    Who connects and says nothing is left after some seconds, or for who comes when too many do, the
+    longest first: it keeps nobody from being served. Only who has said its first word, all of it,
+    takes a turn to shake hands. So clients cost no file and no time beyond a bound before they
+    spoke TLS.
     """
 
     def __init__(
@@ -25,12 +30,18 @@ class TlsListener:
         bound: socket.socket,
         certificate: Certificate,
         make_protocol: Callable[[], asyncio.Protocol],
+        max_waiting: int,
     ) -> None:
-        """``make_protocol`` is called for each connection; its certificate is that of then."""
+        """``make_protocol`` is called for each connection; its certificate is that of then.
+
+        ``max_waiting`` are taken before it is their turn to shake hands.
+        """
         self._socket = bound
         self._certificate = certificate
         self._make_protocol = make_protocol
+        self._places = asyncio.Semaphore(max_waiting)
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._silent: dict[socket.socket, asyncio.Timeout] = {}  # the longest first
 
     async def run(self) -> None:
         """Until cancelled; handshakes under way end with it, connections do not."""
@@ -38,16 +49,38 @@ class TlsListener:
         self._socket.setblocking(False)
         async with asyncio.TaskGroup() as handshakes:
             while True:
-                await self._turns.acquire()
+                if self._places.locked():
+                    self._leave_one()
+                await self._places.acquire()
                 try:
                     accepted, _ = await loop.sock_accept(self._socket)
                 except OSError:
-                    self._turns.release()
+                    self._places.release()
                     await asyncio.sleep(_REST_S)
                     continue
-                handshakes.create_task(self._shake_hands(accepted), name="tls-handshake")
+                handshakes.create_task(self._serve(accepted), name="tls-handshake")
 
-    async def _shake_hands(self, accepted: socket.socket) -> None:
+    def _leave_one(self) -> None:
+        """The longest silent, if there is one."""
+        if self._silent:
+            patience = self._silent.pop(next(iter(self._silent)))
+            ends_s = patience.when()
+            assert ends_s is not None
+            if not patience.expired():
+                patience.reschedule(ends_s - _HANDSHAKE_S + _SILENT_S)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        try:
+            try:
+                await self._hear(accepted)
+                await self._turns.acquire()
+            finally:
+                self._places.release()
+        except BaseException as error:
+            accepted.close()
+            if not isinstance(error, OSError):
+                raise
+            return
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make_protocol,
@@ -59,3 +92,34 @@ class TlsListener:
             accepted.close()
         finally:
             self._turns.release()
+
+    async def _hear(self, accepted: socket.socket) -> None:
+        """Wait until a client's first record is there. Raises OSError: it is gone, or left."""
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S) as patience:
+                self._silent[accepted] = patience
+                await _readable(accepted, _HEAD_BYTES)
+                head = accepted.recv(_HEAD_BYTES, socket.MSG_PEEK)
+                if len(head) == _HEAD_BYTES and head[0] == _HANDSHAKE:
+                    num_bytes = min(int.from_bytes(head[3:]), _MOST_BYTES)
+                    await _readable(accepted, _HEAD_BYTES + num_bytes)
+        finally:
+            self._silent.pop(accepted, None)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+async def _readable(accepted: socket.socket, num_bytes: int) -> None:
+    """Wait until so many bytes are there, or no more will come."""
+    loop = asyncio.get_running_loop()
+    is_readable = loop.create_future()
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+
+    def tell() -> None:
+        if not is_readable.done():
+            is_readable.set_result(None)
+
+    loop.add_reader(accepted, tell)
+    try:
+        await is_readable
+    finally:
+        loop.remove_reader(accepted)

@@ -1,11 +1,12 @@
-"""Requests that are half there: few are waited for at a time, and nobody waits behind them."""
+"""Requests that are half there, of which few are waited for, or more than they seem to be."""
 
 import asyncio
-import struct
 import time
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -17,6 +18,7 @@ from diptych.rpc.channel import open_channel
 from diptych.rpc.server import Metadata, PublicEdge, make_server
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
+from tests.http2_frames import connected, message_head
 
 SIZE: Final = "/test.Requests/Size"
 MOST_SLOW: Final = 4
@@ -49,48 +51,17 @@ async def serving(edge: PublicEdge = EDGE) -> AsyncIterator[int]:
     await server.stop(None)
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    return (
-        struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream_id) + payload
-    )
-
-
-def head(stream_id: int) -> bytes:
-    """The headers of a call, in HPACK without its tables."""
-    fields = {":method": "POST", ":scheme": "http", ":path": SIZE, ":authority": "a"}
-    fields |= {"te": "trailers", "content-type": "application/grpc"}
-    block = b""
-    for name, value in fields.items():
-        block += b"\0" + b"".join(bytes([len(each)]) + each.encode() for each in (name, value))
-    return frame(1, 0x4, stream_id, block)
-
-
-async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, int, int]]:
-    """Of what a server sends: kind, flags and stream."""
-    while True:
-        header = await reader.readexactly(9)
-        length, kind, flags, stream_id = struct.unpack(">IBBI", b"\0" + header)
-        await reader.readexactly(length)
-        yield kind, flags, stream_id
-
-
-async def num_ended(reader: asyncio.StreamReader, within_s: float) -> int:
-    """Of calls, by what the server says of them."""
-    ended = set()
-    try:
-        async with asyncio.timeout(within_s):
-            async for kind, flags, stream_id in frames(reader):
-                if kind == 3 or (kind in (0, 1) and flags & 1):
-                    ended.add(stream_id)
-    except TimeoutError:
-        pass
-    return len(ended)
-
-
-async def ask(channel: grpc.aio.Channel, num_bytes: int, whose: str = "") -> bytes:
+async def ask(
+    channel: grpc.aio.Channel,
+    num_bytes: int,
+    whose: str = "",
+    compression: grpc.Compression | None = None,
+) -> bytes:
     metadata = (("whose", whose),) if whose else ()
     call = channel.unary_unary(SIZE, request_serializer=None, response_deserializer=None)
-    answer: bytes = await call(b"x" * num_bytes, metadata=metadata, timeout=1)
+    answer: bytes = await call(
+        b"x" * num_bytes, metadata=metadata, timeout=1, compression=compression
+    )
     return answer
 
 
@@ -109,31 +80,46 @@ async def end_of_silent(channel: grpc.aio.Channel, whose: str) -> type[Exception
 async def test_of_half_sent_requests_few_are_kept_and_whole_ones_do_not_wait() -> None:
     """The greater part of each is in the server's memory; half of the places are one sender's."""
     num_calls, half = 20, 2**19
-    async with serving() as port, open_channel(f"127.0.0.1:{port}") as channel:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+    async with (
+        serving() as port,
+        open_channel(f"127.0.0.1:{port}") as channel,
+        connected(port) as raw,
+    ):
         for stream_id in range(1, 2 * num_calls, 2):
-            announced = struct.pack(">BI", 0, half)
-            writer.write(head(stream_id) + frame(0, 0, stream_id, announced + b"x" * 1000))
+            raw.begin(stream_id, SIZE)
+            raw.send(stream_id, message_head(half) + b"x" * 1000)
         asked = [await ask(channel, 200) for _ in range(5)]
-        assert await num_ended(reader, 4 * EDGE.slow_after_s) == num_calls - MOST_SLOW // 2
+        assert await raw.num_ended(4 * EDGE.slow_after_s) == num_calls - MOST_SLOW // 2
         asked += [await ask(channel, 60_000) for _ in range(5)]
         assert asked == 5 * [b"200"] + 5 * [b"60000"]
-        assert await num_ended(reader, EDGE.body_patience_s) == MOST_SLOW // 2
-        writer.close()
-        await writer.wait_closed()
+        assert await raw.num_ended(EDGE.body_patience_s) == MOST_SLOW // 2
 
 
-async def never() -> AsyncIterator[bytes]:
-    await asyncio.Event().wait()
-    yield b""
+async def test_what_a_message_would_inflate_to_never_is_in_memory() -> None:
+    """gRPC stops as it inflates, from the version on that we ask for."""
+    num_bytes = 48 * EDGE.max_receive_bytes
+    packer = zlib.compressobj(9, wbits=31)
+    packed = b"".join(packer.compress(bytes(2**20)) for _ in range(num_bytes // 2**20))
+    packed += packer.flush()
+    async with serving() as port, connected(port) as raw:
+        before = most_bytes(from_now=True)
+        raw.begin(1, SIZE, {"grpc-encoding": "gzip"})
+        raw.send(1, message_head(len(packed), is_compressed=True) + packed)
+        assert await raw.num_ended(EDGE.body_patience_s, 1) == 1
+        assert most_bytes() - before < num_bytes / 3
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await ask(channel, 2 * EDGE.max_receive_bytes, compression=grpc.Compression.Gzip)
+            assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await ask(channel, 9999, compression=grpc.Compression.Gzip) == b"9999"
 
 
-async def whose(method: str, metadata: Metadata) -> str:
-    for name, value in metadata:
-        if name == "whose":
-            return str(value)
-    raise InvalidApiKeyError("nobody's")
+def most_bytes(*, from_now: bool = False) -> int:
+    """Of this process in memory at once; ``from_now``: what was before is forgotten."""
+    if from_now:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 async def test_a_request_that_came_while_the_loop_was_busy_is_not_slow() -> None:
@@ -148,6 +134,18 @@ async def test_a_request_that_came_while_the_loop_was_busy_is_not_slow() -> None
     assert await arriving.next(requests(), "me") == b"request"
     with pytest.raises(QueueFullError):
         await arriving.next(never(), "me")
+
+
+async def never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def whose(method: str, metadata: Metadata) -> str:
+    for name, value in metadata:
+        if name == "whose":
+            return str(value)
+    raise InvalidApiKeyError("nobody's")
 
 
 async def test_slow_requests_of_one_tenant_leave_others_places() -> None:

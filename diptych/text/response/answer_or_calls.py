@@ -15,28 +15,39 @@ class AnswerOrCalls:
         """Any of the ``marks`` begins calls, which are ``calls``'s to read."""
         self._marks = marks
         self._calls = calls
-        self._buffer = ""
+        self._space: list[str] = []  # what it begins with, in the pieces in which it came
+        self._begun = ""  # behind that; no longer than a mark
         self._is_calls: bool | None = None  # None: it may still be either
 
     def feed(self, text: str) -> Parsed:
         """Add what the model said."""
-        self._buffer += text
         if self._is_calls is None:
-            self._decide()
+            text = self._decided(text)
         if self._is_calls is None:
             return Parsed()
-        text, self._buffer = self._buffer, ""
         return self._calls.feed(text) if self._is_calls else Parsed(text)
 
     def finish(self, *, is_whole: bool) -> Parsed:
         """The rest. ``is_whole``: the model ended it."""
         if self._is_calls:
             return self._calls.finish(is_whole=is_whole)
-        return Parsed(self._buffer)
+        return Parsed(self._kept())
 
-    def _decide(self) -> None:
-        begun = self._buffer.lstrip(" \n")
+    def _decided(self, text: str) -> str:
+        """All that came, without what stands before calls, once it is known what it is."""
+        if self._begun:
+            begun = self._begun + text
+        else:
+            begun = text.lstrip(" \n")
+            self._space.append(text[: len(text) - len(begun)])
+        self._begun = begun
         if any(map(begun.startswith, self._marks)):
-            self._is_calls, self._buffer = True, begun
+            self._is_calls, self._space = True, []
         elif not any(mark.startswith(begun) for mark in self._marks):
             self._is_calls = False
+        return "" if self._is_calls is None else self._kept()
+
+    def _kept(self) -> str:
+        kept = "".join([*self._space, self._begun])
+        self._space, self._begun = [], ""
+        return kept

@@ -102,7 +102,9 @@ class ResponseParser:
         parts: list[Parsed] = []
         for begin in range(0, len(text), _PIECE):
             self._patience.begin_piece()
-            self._buffer += text[begin : begin + _PIECE]
+            buffer, self._buffer = self._buffer, ""
+            buffer += text[begin : begin + _PIECE]  # in place: nobody else has it
+            self._buffer = buffer
             parts += self._process(is_end=False)
             self._patience.end_piece()
         return joined(parts)

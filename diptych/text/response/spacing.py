@@ -9,16 +9,17 @@ class Spacing:
     """
 
     def __init__(self) -> None:
-        self._space = ""  # not said yet
+        self._space: list[str] = []  # not said yet; joined once, however many pieces it comes in
         self._is_begun = False
         self._is_cut = False  # something was taken out since the last word
 
     def add(self, text: str) -> str:
         """What of ``text``, and of the space before, is certain to be said."""
         words = text.rstrip()
-        space, self._space = self._space, text[len(words) :] if words else self._space + text
         if not words:
+            self._space.append(text)
             return ""
+        space, self._space = "".join(self._space), [text[len(words) :]]
         if not self._is_begun and self._is_cut:
             space, words = "", words.lstrip()
         self._is_begun, self._is_cut = True, False
@@ -30,5 +31,5 @@ class Spacing:
 
     def end(self) -> str:
         """The rest."""
-        space, self._space = self._space, ""
+        space, self._space = "".join(self._space), []
         return "" if self._is_cut else space

@@ -1,16 +1,21 @@
 """How much work an answer makes, whatever a model says."""
 
+import tracemalloc
 from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
 import pytest
 
+from diptych.text.response.answer_or_calls import AnswerOrCalls
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.families import AnswerForm, family
-from diptych.text.response.parser import Parsed
+from diptych.text.response.forced_calls import FORCED_CALLS
+from diptych.text.response.parser import Parsed, ResponseParser, joined
 from diptych.text.response.patience import Patience
 from diptych.text.response.template import Anchor, ResponseTemplate
-from tests.unit.text.response.parsing import F1, parse
+from diptych.text.response.thoughts import AnswerParser
+from tests.unit.text.response.parsing import F1, TOOLS, parse
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up() -> None:
@@ -119,3 +124,40 @@ def test_what_is_within_a_call_costs_little(form: AnswerForm, text: str) -> None
     parse(family(form.value), [text + "</function>\n</tool_call>"], patience=patience)
     patience.begin_piece()
     assert patience.left_s() > 8
+
+
+def answer_or_calls() -> AnswerParser:
+    template = family("hermes")
+    return AnswerOrCalls(template.calls_begin, ResponseParser(template, "", TOOLS))
+
+
+@pytest.mark.parametrize(
+    ("parser", "begin", "end", "parsed"),
+    [
+        (answer_or_calls(), "", "{}", None),
+        (answer_or_calls(), "", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', F1),
+        (ResponseParser(family("think")), "a", "b", None),
+        (ResponseParser(family("hermes"), "", TOOLS), '<tool_call>{"name": "g", "x": "', "b", None),
+        (ResponseParser(FORCED_CALLS, "", TOOLS), '[{"name": "g", "arguments": {"x": "', "b", None),
+    ],
+)
+def test_a_token_costs_its_own_text_however_much_was_kept_before_it(
+    parser: AnswerParser, begin: str, end: str, parsed: tuple[ParsedCall, ...] | None
+) -> None:
+    """Nothing of a long run of white space is certain, nor of a call that has not ended."""
+    space, num_tokens = " " * 128, 4000
+    said = [parser.feed(begin)]
+    tracemalloc.start()
+    said += [parser.feed(space) for _ in range(num_tokens)]
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    said.append(parser.feed(space))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most - kept < len(space) * num_tokens // 8, "a copy of what was kept"
+    said += [parser.feed(end), parser.finish(is_whole=True)]
+    told = joined(said)
+    if parsed is None:
+        assert told == Parsed(begin + space * (num_tokens + 1) + end)
+    else:
+        assert told == Parsed(calls=parsed)

@@ -1,6 +1,7 @@
 """Notices that a client takes nothing for too long. No cost per response but two assignments."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 
@@ -11,9 +12,19 @@ class WriteWatch:
     begun, so that a response costs no timer of its own. Event loop only; ``close`` it.
     """
 
-    def __init__(self, patience_s: float, on_stuck: Callable[[], None]) -> None:
-        """``on_stuck`` is called once, after ``patience_s`` or a little later."""
+    def __init__(
+        self,
+        patience_s: float,
+        on_stuck: Callable[[], None],
+        taken_s: Callable[[], float] = lambda: -math.inf,
+    ) -> None:
+        """``on_stuck`` is called once, after ``patience_s`` or a little later.
+
+        ``taken_s``: when the client last took a part of a response, on the loop's clock. It has
+        ``patience_s`` for each part.
+        """
         self._patience_s = patience_s
+        self._taken_s = taken_s
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._began_s: float | None = None
@@ -40,14 +51,15 @@ class WriteWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _arm(self, began_s: float) -> None:
-        self._timer = self._loop.call_at(began_s + self._patience_s, self._on_timer)
+    def _arm(self, since_s: float) -> None:
+        self._timer = self._loop.call_at(since_s + self._patience_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._began_s is None:
             return
-        if self._loop.time() >= self._began_s + self._patience_s:
+        since_s = max(self._began_s, self._taken_s())
+        if self._loop.time() >= since_s + self._patience_s:
             self._on_stuck()
         else:
-            self._arm(self._began_s)
+            self._arm(since_s)

@@ -64,3 +64,18 @@ def test_many_quick_writes_share_one_timer(loop: Loop) -> None:
     assert loop.num_timers == 1
     watch.close()
     assert not loop.timers
+
+
+def test_each_part_that_is_taken_has_its_own_time(loop: Loop) -> None:
+    stuck: list[float] = []
+    taken_s = -1.0
+    watch = WriteWatch(10.0, lambda: stuck.append(loop.now), lambda: taken_s)
+    watch.begin()
+    for _ in range(9):
+        loop.advance(8)
+        taken_s = loop.now
+    assert stuck == []
+    loop.advance(8)
+    assert stuck == []
+    loop.advance(2)
+    assert stuck == [82.0]

@@ -1,6 +1,7 @@
 """A request in, the events of its answer out: what every front end stands on."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class Generator:
         outlet: Outlet | None = None,
         is_whole: bool = False,
         taker: Taker | None = None,
+        taken_s: Callable[[], float] = lambda: -math.inf,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
@@ -85,7 +87,8 @@ class Generator:
         in with others (``admit_all``). ``outlet`` is another way for deltas behind the first: those
         that come while the caller waits for an event may be written there, and are none then.
         ``is_whole``: all is written with the last event, and the caller minds how long that takes.
-        ``taker`` counts what waits for the client; None: it is of this answer alone.
+        ``taker`` counts what waits for the client; None: it is of this answer alone. ``taken_s``:
+        see ``WriteWatch``.
 
         Raises:
             DiptychError: refused or failed.
@@ -93,7 +96,7 @@ class Generator:
         request = request.rendered_at(int(time.time()))
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
         observer = self._observe(request.request_id, operation, metadata, request.tenant)
-        answer = _Answer(self._services, observer, give_up, outlet)
+        answer = _Answer(self._services, observer, give_up, outlet, taken_s)
         with (
             telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request, part) as quota,
@@ -217,10 +220,11 @@ class _Answer:
         observer: RequestObserver,
         give_up: Callable[[], None],
         outlet: Outlet | None = None,
+        taken_s: Callable[[], float] = lambda: -math.inf,
     ) -> None:
         self.observer = observer
         patience_s = services.config.timers.client_write_s
-        self.watch = WriteWatch(patience_s, self._on_stuck)
+        self.watch = WriteWatch(patience_s, self._on_stuck, taken_s)
         self._stuck = f"the client did not take a response for {patience_s:g} s"
         self._services = services
         self._give_up = give_up

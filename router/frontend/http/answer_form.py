@@ -1,7 +1,5 @@
 """Answers as OpenAI's JSON: in one piece, or as the events of a stream. Pure."""
 
-import json
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from json.encoder import encode_basestring
@@ -11,6 +9,7 @@ from diptych.finish_reason import FinishReason
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import PromptLogprobs
 from router.frontend.http.errors import ErrorAnswer
+from router.frontend.http.json_parts import encode, in_one_line, json_parts
 from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import (
@@ -25,19 +24,13 @@ from router.generation.answer import (
     Usage,
 )
 
-_to_text: Final[Callable[[object], str]] = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":")
-).encode
-_LINE_ENDS: Final = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-
 _REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
-_NESTED: Final = (dict, list, tuple, array)
-_NUM_AT_ONCE: Final = 1024  # items of a list that are written in one go: less than a millisecond
-STREAM_END: Final = b"data: [DONE]\n\n"
+_END: Final = "data: [DONE]\n\n"
+STREAM_END: Final = _END.encode()
 _TEXT: Final = Said("\0")  # where a piece's own comes; nothing else in it is like that
 
 
@@ -205,14 +198,20 @@ class StreamedAnswer:
     _around: tuple[str, str] | None = None  # the text of a piece that says nothing else
 
     def __post_init__(self) -> None:
-        written = _encode(self.heading.head(self.heading.form.chunk))
+        written = encode(self.heading.head(self.heading.form.chunk))
         self._head = f'data: {written[:-1]},"choices":['
 
     def send(self, event: GenerationEvent) -> bytes:
-        """What to send now; nothing for an event that says nothing alone."""
-        if self._around is not None and isinstance(event, Delta) and event.is_plain:
-            before, behind = self._around
-            return f"{before}{_in_one_line(encode_basestring(event.text))}{behind}".encode()
+        """See ``StreamWriter``."""
+        plain = self._plain(event)
+        return ("".join(self.parts(event)) if plain is None else plain).encode()
+
+    def parts(self, event: GenerationEvent) -> Iterator[str]:
+        """See ``StreamWriter``."""
+        plain = self._plain(event)
+        if plain is not None:
+            yield plain
+            return
         match event:
             case Started():
                 self._num_prompt_tokens = len(event.prompt_token_ids)
@@ -226,49 +225,55 @@ class StreamedAnswer:
                     self.logprobs.add(event.token_ids, event.logprobs)
                 said = event.said
                 if any(said) or not self._before.is_begun:
-                    return self._pieces(said, None)
+                    yield from self._pieces(said, None)
             case ChoiceFinished():
                 self._finished = _ending(event, self.prompt)
             case Summary():
-                return self.last_piece() + self.end(event)
-        return b""
+                yield from self.last_piece()
+                yield from self.end(event)
 
-    def fail(self, answer: ErrorAnswer) -> bytes:
+    def fail(self, answer: ErrorAnswer) -> Iterable[str]:
         """See ``StreamWriter``."""
         return failed_stream(answer)
 
-    def last_piece(self) -> bytes:
+    def last_piece(self) -> Iterator[str]:
         """What says why the choice has ended."""
         return self._pieces(Said(), self._finished)
 
-    def end(self, summary: Summary) -> bytes:
+    def end(self, summary: Summary) -> Iterator[str]:
         """What comes behind the last piece."""
         told: dict[str, object] = {}
         if self.includes_usage:
             told["usage"] = usage_content(counted(summary.usage, self.prompt))
         if self.tells_timing:
             told["timing"] = timing_content(summary.timing)
-        if not told:
-            return STREAM_END
-        return f"{self._head}],{_encode(told)[1:]}\n\n".encode() + STREAM_END
+        if told:
+            yield f"{self._head}],{encode(told)[1:]}\n\n"
+        yield _END
 
-    def _pieces(self, said: Said, finished: ChoiceFinished | None) -> bytes:
+    def _pieces(self, said: Said, finished: ChoiceFinished | None) -> Iterator[str]:
         before = self._before
         if self.prompt is not None and not before.is_begun:
             said = said._replace(text=f"{self.prompt.echoed}{said.text}")
         self._before = Progress(is_begun=True, num_calls=before.num_calls + len(said.tool_calls))
-        pieces = ""
         for members in self.heading.form.pieces_of(said, before):
-            choice = _encode(self.heading.choice(members, finished, self.logprobs))
-            pieces += f"{self._head}{choice}]{self._count()}}}\n\n"
+            yield self._head
+            yield from json_parts(self.heading.choice(members, finished, self.logprobs))
+            yield f"]{self._count()}}}\n\n"
         if self.logprobs is None and not self.counts_along and not _is_left_out(self.prompt):
             self._around = self._around or self._write_around()
-        return pieces.encode()
+
+    def _plain(self, event: GenerationEvent) -> str | None:
+        """The piece of an event that says nothing but text, once there was one."""
+        if self._around is None or not isinstance(event, Delta) or not event.is_plain:
+            return None
+        before, behind = self._around
+        return f"{before}{in_one_line(encode_basestring(event.text))}{behind}"
 
     def _write_around(self) -> tuple[str, str]:
         (members,) = self.heading.form.pieces_of(_TEXT, self._before)
-        choice = _encode(self.heading.choice(members, None, None))
-        before, _, behind = choice.partition(_encode(_TEXT.text))
+        choice = encode(self.heading.choice(members, None, None))
+        before, _, behind = choice.partition(encode(_TEXT.text))
         return f"{self._head}{before}", f"{behind}]{self._count()}}}\n\n"
 
     def _count(self) -> str:
@@ -278,7 +283,7 @@ class StreamedAnswer:
         if not self.counts_along:
             return ',"usage":null'
         so_far = _counts(self._num_prompt_tokens, self._num_output_tokens)
-        return f',"usage":{_encode(so_far)}'
+        return f',"usage":{encode(so_far)}'
 
 
 def _is_left_out(prompt: PromptForm | None) -> bool:
@@ -298,64 +303,16 @@ def counted(usage: Usage, prompt: PromptForm | None) -> Usage:
     return replace(usage, num_output_tokens=0) if _is_left_out(prompt) else usage
 
 
-def _encode(content: object) -> str:
-    """JSON in one line, for those too who take more for a line's end than JSON does."""
-    return _in_one_line(_to_text(content))
+def typed_sse(content: Mapping[str, object]) -> Iterator[str]:
+    """One server-sent event that is named as its ``type`` is, in parts."""
+    yield f"event: {content['type']}\ndata: "
+    yield from json_parts(content)
+    yield "\n\n"
 
 
-def _in_one_line(text: str) -> str:
-    if not text.isascii():
-        for end, escaped in _LINE_ENDS.items():
-            text = text.replace(end, escaped)
-    return text
-
-
-def sse(content: Mapping[str, object]) -> bytes:
-    """One server-sent event."""
-    return f"data: {_encode(content)}\n\n".encode()
-
-
-def typed_sse(content: Mapping[str, object]) -> bytes:
-    """One server-sent event that is named as its ``type`` is."""
-    return f"event: {content['type']}\ndata: {_encode(content)}\n\n".encode()
-
-
-def failed_stream(answer: ErrorAnswer) -> bytes:
+def failed_stream(answer: ErrorAnswer) -> Iterable[str]:
     """The last events of a stream that broke off."""
-    return sse(answer.content) + STREAM_END
-
-
-def json_parts(content: object) -> Iterator[str]:
-    """A body in parts, each written in a moment: what calls may do other work in between.
-
-    Numbers may be an array, which takes an eighth of a list of them.
-    """
-    if isinstance(content, dict) and _is_deep(content.values()):
-        begin = "{"
-        for name, value in content.items():
-            yield f"{begin}{_encode(name)}:"
-            yield from json_parts(value)
-            begin = ","
-        yield "}"
-    elif isinstance(content, list | tuple) and _is_deep(content):
-        begin = "["
-        for value in content:
-            yield begin
-            yield from json_parts(value)
-            begin = ","
-        yield "]"
-    elif isinstance(content, list | tuple | array) and len(content) > _NUM_AT_ONCE:
-        begin = "["
-        for start in range(0, len(content), _NUM_AT_ONCE):
-            yield f"{begin}{_encode(list(content[start : start + _NUM_AT_ONCE]))[1:-1]}"
-            begin = ","
-        yield "]"
-    else:
-        yield _encode(list(content) if isinstance(content, array) else content)
-
-
-def _is_deep(values: Iterable[object]) -> bool:
-    return any(isinstance(value, _NESTED) for value in values)
+    return (f"data: {encode(answer.content)}\n\n", _END)
 
 
 def usage_content(usage: Usage) -> Mapping[str, object]:

@@ -1,6 +1,6 @@
 """What a route writes of an answer: in one piece, or as the events of a stream."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,8 +43,15 @@ class StreamWriter(Protocol):
         """What to send now; nothing for an event that says nothing alone."""
         ...
 
-    def fail(self, answer: ErrorAnswer) -> bytes:
-        """The last events of an answer that broke off."""
+    def parts(self, event: GenerationEvent) -> Iterator[str]:
+        """The same in parts, for an event that may say much: others have their turn in between.
+
+        To be taken to the end, before the next event is.
+        """
+        ...
+
+    def fail(self, answer: ErrorAnswer) -> Iterable[str]:
+        """The last events of an answer that broke off, in such parts."""
         ...
 
 

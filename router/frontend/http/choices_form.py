@@ -1,6 +1,6 @@
 """The choices of one prompt as one answer: each is written as if it were alone. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -57,18 +57,24 @@ class StreamedChoices:
     choices: Sequence[StreamedAnswer]
 
     def send(self, event: GenerationEvent) -> bytes:
-        """What to send now; nothing for an event that says nothing alone."""
+        """See ``StreamWriter``."""
+        return "".join(self.parts(event)).encode()
+
+    def parts(self, event: GenerationEvent) -> Iterator[str]:
+        """See ``StreamWriter``."""
         match event:
             case Delta():
-                return self.choices[event.choice].send(event)
+                yield from self.choices[event.choice].parts(event)
             case ChoiceFinished():
                 ended = self.choices[event.choice]
-                return ended.send(event) + ended.last_piece()
+                yield from ended.parts(event)
+                yield from ended.last_piece()
             case Summary():
-                return self.choices[0].end(event)
-        return self.choices[0].send(event)
+                yield from self.choices[0].end(event)
+            case _:
+                yield from self.choices[0].parts(event)
 
-    def fail(self, answer: ErrorAnswer) -> bytes:
+    def fail(self, answer: ErrorAnswer) -> Iterable[str]:
         """See ``StreamWriter``."""
         return failed_stream(answer)
 

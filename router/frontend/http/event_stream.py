@@ -1,13 +1,22 @@
 """The events of one answer on their way to its client: by the task that answers, or past it."""
 
-from collections.abc import AsyncIterator, Callable
-from typing import Final, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
 
 from router.frontend.http.exchange import Exchange
 
 _QUIET_S: Final = 10.0  # proxies end what says nothing for long
 _COMMENT: Final = b": the model is still at it\n\n"
 _Event = TypeVar("_Event")
+_Told = TypeVar("_Told", contravariant=True)
+
+
+class _Writer(Protocol[_Told]):
+    """See :class:`router.frontend.http.answer_writer.StreamWriter`."""
+
+    def send(self, event: _Told, /) -> bytes: ...
+
+    def parts(self, event: _Told, /) -> Iterator[str]: ...
 
 
 class EventStream(Generic[_Event]):
@@ -32,17 +41,19 @@ class EventStream(Generic[_Event]):
 
     async def send(
         self,
-        say: Callable[[_Event], bytes],
+        writer: _Writer[_Event],
         event: _Event | None,
         events: AsyncIterator[_Event],
     ) -> None:
-        """From the first of its events to the end; ``say`` is what is sent of each."""
-        self._say = say
+        """From the first of its events to the end; ``writer`` says what is sent of each."""
+        self._say = writer.send
         self._told_s = self._clock()
         while event is not None:
-            piece = self._piece(say, event)
-            if piece:
-                await self._exchange.send_piece(piece)
+            is_told = await self._exchange.send_events(writer.parts(event))
+            if not is_told and self._is_quiet:
+                await self._exchange.send_piece(_COMMENT)
+                is_told = True
+            if is_told:
                 self._told_s = self._clock()
             event = await anext(events, None)
         await self._exchange.end_stream()
@@ -55,13 +66,14 @@ class EventStream(Generic[_Event]):
     def write(self, event: _Event) -> None:
         """See :class:`router.generation.answer.Outlet`."""
         assert self._say is not None
-        piece = self._piece(self._say, event)
+        piece = self._say(event)
+        if not piece and self._is_quiet:
+            piece = _COMMENT
         if piece:
             self._exchange.write_piece(piece)
             self._told_s = self._clock()
 
-    def _piece(self, say: Callable[[_Event], bytes], event: _Event) -> bytes:
-        piece = say(event)
-        if not piece and self._clock() - self._told_s > _QUIET_S:
-            return _COMMENT  # what comes is kept: a call is told whole
-        return piece
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing was said for long: what comes is kept, as a call is told whole."""
+        return self._clock() - self._told_s > _QUIET_S

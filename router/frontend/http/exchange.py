@@ -3,9 +3,10 @@
 import asyncio
 import enum
 import logging
+import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final, Protocol
 
@@ -20,8 +21,9 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.tenant import NOBODY, Tenant
-from router.frontend.http.answer_form import failed_stream, json_parts
+from router.frontend.http.answer_form import failed_stream
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
+from router.frontend.http.json_parts import CHARACTERS_A_TURN, json_parts, pieces
 from router.frontend.validation import check_request_id
 from router.untaken import End, Taker
 
@@ -35,7 +37,6 @@ CONNECTION: Final = "diptych.connection"  # in the scope, where it can be writte
 TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
-_CHARACTERS_A_TURN: Final = 32_768  # of JSON: about a millisecond
 _AT_ONCE_BYTES: Final = 65_536  # as much as a connection keeps without anybody's waiting
 PIECE_BYTES: Final = 262_144  # of a larger body
 _WRITE_S: Final = 30.0  # where nobody says it
@@ -141,6 +142,7 @@ class Exchange:
 
     __slots__ = (
         "_connection",
+        "_is_amid",
         "_receive",
         "_send",
         "_send_body",
@@ -148,6 +150,7 @@ class Exchange:
         "_write_s",
         "headers",
         "request_id",
+        "taken_s",
         "tenant",
         "write_failure",
     )
@@ -160,13 +163,16 @@ class Exchange:
         self.request_id: str = scope.get(REQUEST_ID) or uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
         self.tenant: Tenant = scope.get(TENANT, NOBODY)
-        self.write_failure: Callable[[ErrorAnswer], bytes] = failed_stream
+        self.write_failure: Callable[[ErrorAnswer], Iterable[str]] = failed_stream
         """How the stream that is being sent says that it broke off."""
+        self.taken_s = -math.inf
+        """When the client last took a part of a large piece, on the loop's clock."""
         self._receive = receive
         self._send = send
         self._send_body: Send = scope.get(SEND, send)
         self._connection: Connection | None = scope.get(CONNECTION)
         self._write_s = write_s
+        self._is_amid = False  # what was sent ends in the middle of an event
         self._sent = _Sent.NOTHING
 
     def take_request_id(self) -> None:
@@ -265,6 +271,16 @@ class Exchange:
         await self._begin(status, headers, _Sent.HEAD)
         await self._write(bytes(body), more_body=False)
 
+    async def send_events(self, parts: Iterable[str]) -> bool:
+        """As ``send_piece``, in turns with other tasks; whether there is anything to send.
+
+        ``parts`` are of whole events, and are made one after the other.
+        """
+        last = await self._send_all_but_last(parts)
+        if last:
+            await self.send_piece(last)
+        return bool(last)
+
     async def send_piece(self, events: bytes) -> None:
         """More of a stream of events, which begins with the first."""
         if self._sent is _Sent.NOTHING:
@@ -293,7 +309,8 @@ class Exchange:
     async def fail(self, error: Exception) -> None:
         """Tell the client what went wrong: as the response, or as an event before the end.
 
-        A response that is complete stays so; a whole one that is not is no place for it.
+        A response that is complete stays so; a whole one that is not is no place for it, nor is
+        the middle of an event: there the connection ends.
         """
         if isinstance(error, DiptychError | RefusedError):
             answer = answer_to(error)
@@ -302,8 +319,11 @@ class Exchange:
             answer = bug(self.request_id)
         if self._sent is _Sent.NOTHING:
             await self.send_answer(answer)
+        elif self._is_amid:
+            self._cut("")
         elif self._sent is _Sent.EVENTS:
-            await self._write(self.write_failure(answer), more_body=False)
+            last = await self._send_all_but_last(self.write_failure(answer))
+            await self._write(last, more_body=False)
 
     async def send_answer(self, answer: ErrorAnswer) -> None:
         """A refusal as the whole response."""
@@ -400,13 +420,31 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
         self._sent = sent  # not before: one who gives up waiting has sent nothing
 
+    async def _send_all_but_last(self, parts: Iterable[str]) -> bytes:
+        """Of the pieces of events; gives the last one."""
+        last = b""
+        for piece in pieces(parts):
+            if last:
+                await self.send_piece(last)
+                self._took_part()
+                await asyncio.sleep(0)
+            last = piece
+        return last
+
+    def _took_part(self) -> None:
+        """More of it follows."""
+        self._is_amid = True
+        self.taken_s = asyncio.get_running_loop().time()
+
     async def _write(self, body: bytes, *, more_body: bool) -> None:
         most = PIECE_BYTES if self._connection is None else self._connection.at_once_bytes
         begin = 0
         while len(body) - begin > most:
             await self._write_part(body[begin : begin + most], more_body=True)
+            self._took_part()
             begin += most
         await self._write_part(body[begin:], more_body=more_body)
+        self._is_amid = False
         if not more_body:
             self._sent = _Sent.ALL
 
@@ -421,7 +459,7 @@ async def _written(content: Mapping[str, object]) -> bytearray:
     for part in json_parts(content):
         body += part.encode()
         num_characters += len(part)
-        if num_characters >= _CHARACTERS_A_TURN:
+        if num_characters >= CHARACTERS_A_TURN:
             num_characters = 0
             await asyncio.sleep(0)
     return body

@@ -91,6 +91,7 @@ class GenerationAnswers:
             metadata=exchange.trace_metadata,
             give_up=give_up,
             taker=exchange.taker,
+            taken_s=lambda: exchange.taken_s,
         )
         if asked.others:
             await self._answer_several(exchange, asked, answered, generate, deadline_s, patience)
@@ -98,7 +99,11 @@ class GenerationAnswers:
         stream = EventStream[GenerationEvent](exchange, self.clock)
         room = self._logprob_room(asked)
         request = replace(asked.request, tenant=exchange.tenant, logprob_room=room)
-        events = generate(request, outlet=stream, is_whole=not asked.is_stream)
+        may_say_much = self.writers.repeats_all and request.sampling.logprobs is not None
+        outlet = (
+            None if may_say_much else stream
+        )  # past the task all of an event is written at once
+        events = generate(request, outlet=outlet, is_whole=not asked.is_stream)
         async with aclosing(events):
             try:
                 async with patience:
@@ -255,7 +260,7 @@ class GenerationAnswers:
         if asked.is_stream:
             writer = self.writers.stream(asked, answered)
             exchange.write_failure = writer.fail
-            await stream.send(writer.send, event, events)
+            await stream.send(writer, event, events)
         else:
             try:
                 await exchange.send_json(await self._whole(asked, answered, event, events))
@@ -291,7 +296,7 @@ class GenerationAnswers:
                 writer = StreamedPrompts.of(self.writers, asked, answered)
                 exchange.write_failure = writer.fail
                 stream = EventStream[OfPrompt](exchange, self.clock)
-                await stream.send(writer.send, event, events)
+                await stream.send(writer, event, events)
             else:
                 whole = WholePrompts.of(self.writers, asked, answered)
                 while event is not None:

@@ -1,6 +1,6 @@
 """An answer as OpenAI's Responses API has it: an object, or typed events that end so. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from diptych.finish_reason import FinishReason
@@ -134,26 +134,28 @@ class StreamedResponse:
         self._num_sent = 0
 
     def send(self, event: GenerationEvent) -> bytes:
+        return "".join(self.parts(event)).encode()
+
+    def parts(self, event: GenerationEvent) -> Iterator[str]:
         match event:
             case Started():
                 begun = self._response.begun()
-                kinds = ("response.created", "response.in_progress")
-                return self._written({"type": kind, "response": begun} for kind in kinds)
+                for kind in ("response.created", "response.in_progress"):
+                    yield from self._written({"type": kind, "response": begun})
             case Summary():
-                kind = f"response.{self._response.status}"
-                return self._written([{"type": kind, "response": self._response.ended(event)}])
-        return self._written(self._response.take(event))
+                kind, ended = f"response.{self._response.status}", self._response.ended(event)
+                yield from self._written({"type": kind, "response": ended})
+            case _:
+                for each in self._response.take(event):
+                    yield from self._written(each)
 
-    def fail(self, answer: ErrorAnswer) -> bytes:
+    def fail(self, answer: ErrorAnswer) -> Iterator[str]:
         failed = self._response.failed(answer)
-        return self._written([{"type": "response.failed", "response": failed}])
+        return self._written({"type": "response.failed", "response": failed})
 
-    def _written(self, events: Iterable[Event]) -> bytes:
-        written = b""
-        for event in events:
-            written += typed_sse({**event, "sequence_number": self._num_sent})
-            self._num_sent += 1
-        return written
+    def _written(self, event: Event) -> Iterator[str]:
+        number, self._num_sent = self._num_sent, self._num_sent + 1
+        return typed_sse({**event, "sequence_number": number})
 
 
 class ResponseWriters:

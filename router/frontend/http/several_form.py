@@ -1,6 +1,6 @@
 """The answers to several prompts as one: the choices of each stand behind those before. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.frontend.http.answer_form import counted, failed_stream, usage_content
@@ -43,7 +43,7 @@ class WholePrompts:
 class StreamedPrompts:
     """A stream; its usage comes when the last answer has ended."""
 
-    parts: Sequence[StreamedChoices]
+    prompts: Sequence[StreamedChoices]
     _usages: list[Usage] = field(default_factory=list)
 
     @classmethod
@@ -52,16 +52,20 @@ class StreamedPrompts:
         return cls([writers.streamed_choices(each, answered, at) for at, each in _numbered(asked)])
 
     def send(self, of_prompt: OfPrompt) -> bytes:
-        """What to send now; nothing for an event that says nothing alone."""
+        """See ``StreamWriter``."""
+        return "".join(self.parts(of_prompt)).encode()
+
+    def parts(self, of_prompt: OfPrompt) -> Iterator[str]:
+        """See ``StreamWriter``."""
         prompt, event = of_prompt
         if not isinstance(event, Summary):
-            return self.parts[prompt].send(event)
+            yield from self.prompts[prompt].parts(event)
+            return
         self._usages.append(event.usage)
-        if len(self._usages) < len(self.parts):
-            return b""
-        return self.parts[0].send(event._replace(usage=_sum(self._usages)))
+        if len(self._usages) == len(self.prompts):
+            yield from self.prompts[0].parts(event._replace(usage=_sum(self._usages)))
 
-    def fail(self, answer: ErrorAnswer) -> bytes:
+    def fail(self, answer: ErrorAnswer) -> Iterable[str]:
         """See ``StreamWriter``."""
         return failed_stream(answer)
 

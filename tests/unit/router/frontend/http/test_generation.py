@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError, SlowClientError
+from diptych.finish_reason import FinishReason
 from diptych.sampling_params import NOTHING_SAID
 from diptych.tenant import Tenant
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import COMPLETION
@@ -31,7 +33,16 @@ from router.frontend.http.posted import Posted
 from router.frontend.http.response_form import ResponseWriters
 from router.frontend.http.response_request import read_response
 from router.frontend.told_logprobs import MAX_LOGPROBS
-from router.generation.answer import Delta, GenerationEvent, Outlet, Summary, Timing, Usage
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Outlet,
+    Started,
+    Summary,
+    Timing,
+    Usage,
+)
 from router.generation.request import GenerationRequest, LogprobRoom
 from router.untaken import Untaken
 
@@ -346,3 +357,139 @@ async def test_nothing_is_made_for_the_choices_of_what_is_refused(is_stream: boo
     client.num_given_up = 1  # it takes all
     await Posted(answers, ROOM)({"type": "http", "headers": JSON}, client.receive, client.send)  # type: ignore[arg-type]
     assert json.loads(client.sent[-1]["body"])["error"]["param"] == "n"
+
+
+class Telling:
+    """Tells of many tokens with their likeliest, and of a prompt of as many."""
+
+    num_tokens = 3000
+
+    def __init__(self) -> None:
+        self.outlet: Outlet | None = None
+
+    async def generate(
+        self, *_: object, outlet: Outlet | None, **__: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.outlet = outlet
+        each = TokenLogprobs(-0.5, (1, 2, 3), (-1.5, -2.5, -3.5))
+        num = self.num_tokens
+        yield Started("r", "m", 0, (7,) * (num + 1))
+        yield PromptLogprobs(position=1, logprobs=(each,) * num)
+        for position in range(num):
+            yield Delta("a", [1], position, [], (each,))
+        yield ChoiceFinished(FinishReason.LENGTH)
+        usage = Usage(num_prompt_tokens=num + 1, num_output_tokens=num, num_cached_tokens=0)
+        yield Summary(usage, Timing())
+
+
+class Spelling:
+    """Each token is one character; the same before and behind any other."""
+
+    def spelling(self, token_id: int) -> bytes:
+        return b"a"
+
+    def assembler(self) -> "Spelling":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return "a"
+
+    def end_before(self, token_id: int) -> str:
+        return ""
+
+
+LARGE_STREAMS: list[tuple[Read, AnswerWriters, dict[str, object]]] = [
+    (
+        read_response,
+        ResponseWriters(),
+        {"input": "p", "include": ["message.output_text.logprobs"], "top_logprobs": 3},
+    ),
+    (
+        read_completion,
+        ChoicesWriters(COMPLETION),
+        {"prompt": "p", "echo": True, "logprobs": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "writers", "members"), LARGE_STREAMS)
+async def test_a_large_event_of_a_stream_is_written_in_turns_with_other_tasks(
+    read: Read, writers: AnswerWriters, members: dict[str, object]
+) -> None:
+    """The end of a response says all log probabilities again, four times; an echo the prompt's."""
+    model = SimpleNamespace(
+        name="m", tokenizer=SimpleNamespace(text=Spelling()), recommended=NOTHING_SAID
+    )
+    admission: Any = SimpleNamespace(model=model, max_model_len=10_000)
+    answers = GenerationAnswers(admission, cast(Generator, Telling()), read, writers)
+    client = Behind(json.dumps({"model": "m", "stream": True, **members}).encode())
+    client.num_given_up = 1  # it takes all
+    room = BodyRoom(max_bytes=1000, max_all_bytes=1000, patience_s=30.0)
+    scope = {"type": "http", "headers": JSON}
+    num_turns = 0
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(Posted(answers, room)(scope, client.receive, client.send))  # type: ignore[arg-type]
+        while not running.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+    bodies = [each.get("body", b"") for each in client.sent]
+    large = [len(each) for each in bodies if len(each) >= 32_768]
+    assert 2 <= len(large) < num_turns
+    assert max(large) < 65_536
+    body = b"".join(bodies)
+    *_, last = [line for line in body.decode().split("\n") if line.startswith("data: {")]
+    if isinstance(writers, ResponseWriters):
+        (item,) = json.loads(last[6:])["response"]["output"]
+        assert len(item["content"][0]["logprobs"]) == Telling.num_tokens
+        assert body.count(b'"top_logprobs"') == 5 * Telling.num_tokens + 3
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+async def test_what_may_say_much_at_once_does_not_go_past_the_task(*, has_logprobs: bool) -> None:
+    telling = Telling()
+    telling.num_tokens = 1
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION), cast(Generator, telling), read_response, ResponseWriters()
+    )
+    members = {"include": ["message.output_text.logprobs"] if has_logprobs else []}
+    client = Behind(json.dumps({"model": "m", "input": "p", "stream": True, **members}).encode())
+    client.num_given_up = 1  # it takes all
+    await Posted(answers, ROOM)({"type": "http", "headers": JSON}, client.receive, client.send)  # type: ignore[arg-type]
+    assert (telling.outlet is None) == has_logprobs
+
+
+class Cuttable(Direct):
+    """Remembers whether it was cut."""
+
+    was_cut = False
+
+    def cut(self) -> None:
+        self.was_cut = True
+
+
+class FailingAmid:
+    """Fails while a large piece is being written."""
+
+    async def generate(
+        self, *_: object, give_up: Callable[[], None], **__: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        asyncio.get_running_loop().call_soon(give_up)
+        yield Delta("a" * 200_000, [1], 0, [])
+        raise NoWorkerError("gone")
+
+
+async def test_a_failure_amid_an_event_ends_the_connection() -> None:
+    """It would be a part of that event."""
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION),
+        cast(Generator, FailingAmid()),
+        read_completion,
+        ChoicesWriters(COMPLETION),
+    )
+    client = Behind(b'{"model":"m","prompt":"p","stream":true}')
+    connection = Cuttable(client)
+    scope = {"type": "http", "headers": JSON, CONNECTION: connection}
+    await Posted(answers, ROOM)(scope, client.receive, client.send)  # type: ignore[arg-type]
+    assert connection.was_cut
+    assert len(client.sent) == 2
+    assert b"no_worker" not in client.sent[-1]["body"]

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from opentelemetry.context import Context
 
 from diptych.errors import DiptychError, SlowClientError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import NOTHING_SAID
+from diptych.tenant import Limits
 from router.frontend.admission import Admission
-from router.frontend.generator import Generator
+from router.frontend.generator import Generator, _Answer
 from router.frontend.http import exchange
 from router.frontend.http.answer_form import COMPLETION, Heading, WholeAnswer
 from router.frontend.http.choices_form import ChoicesWriters
@@ -26,6 +28,7 @@ from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.posted import Answer, Posted
 from router.frontend.http.prompt_work import PromptRoutes
 from router.frontend.prompt_answers import PromptAnswers
+from router.frontend.quotas import Quotas
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -52,6 +55,9 @@ ADMISSION = cast(Admission, SimpleNamespace(model=MODEL, max_model_len=100))
 
 class Client:
     """Takes a piece in ``piece_s``; while it does so, whoever sends another waits for it."""
+
+    large_bytes = PIECE_BYTES // 4
+    """Smaller ones take no time."""
 
     def __init__(self, piece_s: float, request: bytes = b"{}") -> None:
         self.sent: list[dict[str, Any]] = []
@@ -84,7 +90,7 @@ class Client:
         if left_s == math.inf:
             await asyncio.Event().wait()
         await asyncio.sleep(max(0.0, left_s))
-        if len(message.get("body", b"")) > PIECE_BYTES // 4:
+        if len(message.get("body", b"")) > self.large_bytes:
             self.has_taken_s = asyncio.get_running_loop().time() + self._piece_s
         self.sent.append(message)
 
@@ -279,3 +285,66 @@ def test_an_answer_in_the_making_takes_little_more_than_its_text() -> None:
     tracemalloc.stop()
     assert answer.choice()["text"] == "".join(texts)
     assert kept < 2 * 7 * num_tokens
+
+
+class Saying:
+    """In the place of a session: says one long text, unless its client takes nothing."""
+
+    usage, timing, finish_reason, model_digest = USAGE, Timing(), None, "m"
+
+    def __init__(self, on_failed: Callable[[], None]) -> None:
+        self._events = iter((Delta("x" * (3 * PIECE_BYTES), [1], 0, []), None))
+        self._error: SlowClientError | None = None
+        self._on_failed = on_failed
+
+    async def next_event(self) -> Delta | None:
+        if self._error is not None:
+            raise self._error
+        return next(self._events, None)
+
+    def give_up(self, why: str) -> None:
+        self._error = SlowClientError(why)
+        self._on_failed()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("piece_s", [WRITE_S - 1, math.inf])
+def test_a_large_event_of_a_stream_has_time_for_each_part_that_its_client_takes(
+    piece_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[str] = []
+    observer: Any = SimpleNamespace(
+        request_id="r",
+        context=Context(),
+        ended=lambda outcome, *_, **__: outcomes.append(outcome),
+    )
+
+    @contextmanager
+    def hold(num_bytes: int) -> Iterator[None]:
+        yield
+
+    async def admit(*_: object, **__: object) -> object:
+        shape = SimpleNamespace(prompt_ids=(1,))
+        return SimpleNamespace(num_tokens_at_most=1, shape=shape, sampling=SimpleNamespace(seed=1))
+
+    def open_(answer: Any, *_: object) -> Saying:
+        moments = SimpleNamespace(placed_s=1.0)
+        answer._builder = SimpleNamespace(moments=moments, num_output_tokens=0)
+        answer._session = Saying(answer._on_failed)
+        return cast(Saying, answer._session)
+
+    monkeypatch.setattr(_Answer, "open", open_)
+    monkeypatch.setattr(Generator, "_observe", lambda *_, **__: observer)
+    admission: Any = SimpleNamespace(hold=hold, admit=admit, model=MODEL, max_model_len=100)
+    timers = SimpleNamespace(client_write_s=WRITE_S)
+    services: Any = SimpleNamespace(config=SimpleNamespace(timers=timers))
+    quotas, nothing = Quotas(Limits(), lambda: 0.0, lambda what: None), cast(Any, None)
+    generator = Generator(admission, quotas, services, nothing, Untaken(lambda: 0.0))
+    client = Client(piece_s, b'{"model":"m","prompt":"p","stream":true}')
+    client.at_once_bytes, client.large_bytes = PIECE_BYTES, 16_384
+    writers = ChoicesWriters(COMPLETION)
+    ended_s = client.ask(GenerationAnswers(admission, generator, read_completion, writers))
+    assert client.has_all == (piece_s < WRITE_S)
+    assert outcomes == ["ok" if client.has_all else "CLIENT_TOO_SLOW"]
+    assert ended_s > 2 * piece_s if client.has_all else ended_s < 2 * WRITE_S

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diptych.errors import NoWorkerError, QueueFullError
-from router.frontend.http import answer_form
+from router.frontend.http import json_parts
 from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.posted import Answer, Posted
 
@@ -260,7 +260,7 @@ async def test_other_tasks_run_while_a_large_answer_is_written(
 ) -> None:
     """A list that is one longer than a round number too."""
     longest = 0
-    real = answer_form._encode
+    real = json_parts.encode
 
     def encode(content: object) -> str:
         nonlocal longest
@@ -268,10 +268,11 @@ async def test_other_tasks_run_while_a_large_answer_is_written(
         longest = max(longest, len(text))
         return text
 
+    text = 'é"\u2028' * 30_000
     vectors = [[index / 7] * (2049 + index) for index in range(70)]
-    content = {"é\u2028": None, "data": [{"index": 1, "embedding": each} for each in vectors]}
-    in_one_go = answer_form.sse(content).removeprefix(b"data: ").removesuffix(b"\n\n")
-    monkeypatch.setattr(answer_form, "_encode", encode)
+    content = {"é\u2028": text, "data": [{"index": 1, "embedding": each} for each in vectors]}
+    in_one_go = json_parts.encode(content).encode()
+    monkeypatch.setattr(json_parts, "encode", encode)
     call = Call(lambda exchange, data: exchange.send_json(content), [b"{}"])
     num_turns = 0
     async with asyncio.TaskGroup() as tasks:

@@ -281,7 +281,7 @@ def test_a_stream_that_broke_off_ends_with_what_was_done(
     stream = StreamedResponse(asked(), ANSWERED)
     started, *deltas = events_of([Said(reasoning="a"), Said("b")])[:3]
     sent = b"".join(map(stream.send, [started, *deltas])).count(b"\n\n")
-    name, data, _, _ = stream.fail(answer_to(error)).decode().split("\n")
+    name, data, _, _ = "".join(stream.fail(answer_to(error))).split("\n")
     failed = json.loads(data.removeprefix("data: "))
     assert name == "event: response.failed"
     assert failed["sequence_number"] == sent

@@ -171,7 +171,7 @@ def test_wherever_it_breaks_off_each_span_has_its_parent(
     assert broken.status.description == (None if error is None else UNFINISHED)
     root = spans["chat m"]
     assert root.status.description == error
-    assert (root.attributes or {})[attributes.OUTCOME] == error or "cancelled"
+    assert (root.attributes or {})[attributes.OUTCOME] == (error or "cancelled")
 
 
 def test_a_hand_off_that_nothing_followed_never_was_one(traced: Traced) -> None:

@@ -61,15 +61,23 @@ def write_grammar(kind: str, texts: list[str]) -> str:
     """A constraint in llguidance's own form, not compiled. Raises ValueError."""
     match kind:
         case "json_schema":
+            if texts[0].strip() == "false":
+                raise ValueError("no value fits false")
+            schema = "{}" if texts[0].strip() == "true" else texts[0]  # options need an object
             return llguidance.LLMatcher.grammar_from_json_schema(
-                texts[0], defaults={"whitespace_pattern": _WHITESPACE}
+                schema, defaults={"whitespace_pattern": _WHITESPACE}
             )
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(texts[0])
         case "grammar":
             return llguidance.LLMatcher.grammar_from_lark(_as_lark(texts[0]))
-    lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    lark = "start: " + " | ".join(map(_quoted, texts))
     return llguidance.LLMatcher.grammar_from_lark(lark)
+
+
+def _quoted(text: str) -> str:
+    """As Lark has it, who takes no control characters: JSON leaves the last of them as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _as_lark(text: str) -> str:

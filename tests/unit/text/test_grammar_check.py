@@ -46,3 +46,20 @@ def test_lark_is_told_from_gbnf(grammar: str) -> None:
 )
 def test_what_a_grammar_lacks_is_said_in_its_own_terms(grammar: str, problem: str) -> None:
     assert problem in str(grammar_check.check("grammar", [grammar], b"")["problem"])
+
+
+@pytest.mark.parametrize("text", [*map(chr, range(1, 32)), "\x7f", "a\x7fb", "\\\x7f", "\x80", "é"])
+def test_any_character_may_be_in_a_choice(text: str) -> None:
+    output = text.encode()
+    found = grammar_check.check("choice", [text, "zz"], output)
+    assert found.get("num_fitting") == len(output)
+
+
+@pytest.mark.parametrize("schema", ["true", " true\n", "{}"])
+@pytest.mark.parametrize("output", [b'{"a": [1]}', b"null", b'"x"'])
+def test_all_json_fits_a_schema_that_says_nothing(schema: str, output: bytes) -> None:
+    assert grammar_check.check("json_schema", [schema], output).get("num_fitting") == len(output)
+
+
+def test_a_schema_that_nothing_fits_says_so() -> None:
+    assert grammar_check.check("json_schema", ["false"], b"") == {"problem": "no value fits false"}

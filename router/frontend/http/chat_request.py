@@ -149,8 +149,15 @@ def _refuse_in_messages(messages: object) -> None:
         if isinstance(turn, dict):
             path = f"messages[{index}]"
             unserved.refuse(turn, unserved.OF_MESSAGE, path)
-            if turn.get("content") is None and not turn.get("tool_calls"):
+            if turn.get("content") is None and not any(map(turn.get, _instead(turn))):
                 raise InvalidRequestError("is required", field=f"{path}.content")
+
+
+def _instead(turn: Mapping[str, object]) -> tuple[str, ...]:
+    """What a turn may say without a content."""
+    if turn.get("role") == "assistant":
+        return ("tool_calls", "reasoning_content", "reasoning")
+    return ("tool_calls",)
 
 
 def _read_role(role: str, path: str) -> str:

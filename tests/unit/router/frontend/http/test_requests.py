@@ -323,6 +323,13 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
     assert isinstance(other.request.prompt, ChatPrompt)
     assert other.request.prompt.messages[0].reasoning == "vLLM's newer name"
     wrong = InvalidRequestError("is there twice", field="chat.tools[1].name")
+    for name in ("reasoning_content", "reasoning"):
+        only = chat(messages=[{"role": "assistant", "content": None, name: "r"}, TURN])
+        assert isinstance(only.request.prompt, ChatPrompt)
+        assert only.request.prompt.messages[0] == Message("assistant", "", reasoning="r")
+        for turn in ({"role": "user", name: "r"}, {"role": "assistant", name: ""}):
+            error = refusal({"model": "m", "messages": [turn]}, is_chat=True)
+            assert error.message == "messages[0].content: is required"
     assert renamed(wrong, chat(tools=[TOOL, TOOL]).names).field == "tools[1].function.name"
     wrong = InvalidRequestError("is none", field="chat.required_tool")
     assert renamed(wrong, asked.names).field == "tool_choice.function.name"

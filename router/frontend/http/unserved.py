@@ -19,6 +19,7 @@ _ANY_BODY: Final[Unserved] = {
     "allowed_token_ids": (),
     "custom_logit_processor": (),
     "custom_params": ({},),
+    "extra_key": ("", []),
     "kv_transfer_params": (),
     "guided_whitespace_pattern": (),
     "length_penalty": (1,),
@@ -46,6 +47,7 @@ _ANY_BODY: Final[Unserved] = {
 
 OF_PROMPTS: Final[Unserved] = {
     "add_special_tokens": (True,),
+    "extra_key": ("", []),
     "truncate_prompt_tokens": (),
     "truncation_size": (),
 }

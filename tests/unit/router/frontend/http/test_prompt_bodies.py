@@ -71,7 +71,7 @@ def test_one_text_is_compared_with_all_and_several_each_with_its_own(
 
 
 @pytest.mark.parametrize("read", [read_embeddings, read_rerank, read_score])
-@pytest.mark.parametrize("name", ["add_special_tokens", "truncate_prompt_tokens"])
+@pytest.mark.parametrize("name", ["add_special_tokens", "extra_key", "truncate_prompt_tokens"])
 def test_detail_23_what_would_change_the_prompt_is_refused_by_its_name(
     read: Callable[[Mapping[str, object], Envelope], object], name: str
 ) -> None:

@@ -100,6 +100,7 @@ OF_OTHERS = [
     "return_routed_experts",
     "return_token_ids",
     "return_tokens_as_token_ids",
+    "extra_key",
     "session_params",
     "skip_special_tokens",
     "stop_regex",
@@ -167,7 +168,7 @@ def test_detail_23_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> N
     "name",
     [
         # Ids, labels and the ways of their own clusters.
-        *("request_id", "rid", "user", "custom_labels", "extra_key", "data_parallel_rank"),
+        *("request_id", "rid", "user", "custom_labels", "data_parallel_rank"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
         # How to read pictures and grammars, which are refused themselves.
         *("mm_processor_kwargs", "media_io_kwargs"),

@@ -76,8 +76,15 @@ def check_room(num_tokens: int, max_model_len: int, field: str) -> None:
     most = max_model_len - 1
     if num_tokens > most:
         raise InvalidRequestError(
-            f"has {num_tokens} tokens; at most {most} leave room for an answer", field=field
+            f"{_longest(max_model_len)}: this has {num_tokens}; at most {most} leave room for an "
+            "answer",
+            field=field,
         )
+
+
+def _longest(max_model_len: int) -> str:
+    """In OpenAI's and vLLM's words, by which clients know that a shorter prompt would do."""
+    return f"This model's maximum context length is {max_model_len} tokens"
 
 
 def check_num_ids(num_tokens: int, max_model_len: int, field: str) -> None:
@@ -266,8 +273,7 @@ def _max_tokens(
     max_tokens = told.max_tokens(room) if given.max_tokens is None else given.max_tokens
     if max_tokens > room:
         raise InvalidRequestError(
-            f"{max_tokens} tokens after a prompt of {num_prompt} exceed the context "
-            f"of {max_model_len}",
+            f"{_longest(max_model_len)}: {max_tokens} after a prompt of {num_prompt} exceed it",
             field="sampling.max_tokens",
         )
     if given.min_tokens > max_tokens:
@@ -362,8 +368,7 @@ def _check_hopeless(text: str, field: str, tokenizer: Tokenizer, max_model_len: 
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
         raise InvalidRequestError(
-            f"has {at_least} tokens or more, and the context is {max_model_len}",
-            field=field,
+            f"{_longest(max_model_len)}: this has {at_least} or more", field=field
         )
 
 

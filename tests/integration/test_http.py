@@ -379,7 +379,7 @@ async def test_detail_15_how_many_tokens(
         with pytest.raises(openai.BadRequestError) as caught:
             await chat(openai_client, model, **{name: MAX_LEN})
         assert caught.value.param == name
-        assert "exceed the context of 600" in str(caught.value)
+        assert "This model's maximum context length is 600 tokens" in str(caught.value)
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -1,9 +1,10 @@
 """Every bad value is refused by the path of its field; every good one is resolved."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from diptych.v1 import inference_pb2
 from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
 from router.frontend.validation import EncodedPrompt, ModelFacts
-from router.generation.request import ChatPrompt, GenerationRequest, TokenPrompt
+from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
 from tests.unit.router.frontend.asked import (
@@ -319,6 +320,22 @@ def test_too_many_ids_are_refused_without_looking_at_one(where: str) -> None:
     with pytest.raises(InvalidRequestError, match="leave room for an answer"):
         validation.check(replace(request, **changed), facts())
     assert ids.num_read == 0
+
+
+def test_what_is_too_long_for_the_context_says_so_in_the_words_that_clients_look_for() -> None:
+    """litellm and LangChain tell by them that a shorter prompt would do."""
+    words = f"This model's maximum context length is {MAX_LEN} tokens: "
+    hopeless: Any = SimpleNamespace(encode=list, min_tokens=lambda text: MAX_LEN)
+    text = GenerationRequest(prompt=TextPrompt("a"), num_bytes=1)
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: resolve(tokens(5, max_tokens=MAX_LEN)), "sampling.max_tokens"),
+        (lambda: resolve(tokens(*[5] * MAX_LEN)), "tokens"),
+        (lambda: validation.tokenize(text, hopeless, MAX_LEN), "text"),
+    ]
+    for refuse, field in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            refuse()
+        assert caught.value.message.startswith(f"{field}: {words}")
 
 
 def test_ids_that_nobody_answers_may_be_more_than_the_context() -> None:

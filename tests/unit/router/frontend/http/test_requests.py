@@ -323,7 +323,6 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
     other = chat(messages=[{"role": "assistant", "content": "c", "reasoning": "vLLM's newer name"}])
     assert isinstance(other.request.prompt, ChatPrompt)
     assert other.request.prompt.messages[0].reasoning == "vLLM's newer name"
-    wrong = InvalidRequestError("is there twice", field="chat.tools[1].name")
     for name in ("reasoning_content", "reasoning"):
         only = chat(messages=[{"role": "assistant", "content": None, name: "r"}, TURN])
         assert isinstance(only.request.prompt, ChatPrompt)
@@ -331,6 +330,7 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
         for turn in ({"role": "user", name: "r"}, {"role": "assistant", name: ""}):
             error = refusal({"model": "m", "messages": [turn]}, is_chat=True)
             assert error.message == "messages[0].content: is required"
+    wrong = InvalidRequestError("is there twice", field="chat.tools[1].name")
     assert renamed(wrong, chat(tools=[TOOL, TOOL]).names).field == "tools[1].function.name"
     wrong = InvalidRequestError("is none", field="chat.required_tool")
     assert renamed(wrong, asked.names).field == "tool_choice.function.name"
@@ -458,7 +458,10 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_items_are_looked_at(
 ) -> None:
     """Of such items each would be an error of its own, or take its time where it is none."""
     error = refusal({"model": "m", "prompt": nest([-1.5] * MAX_LEN)})
-    assert error.message == "prompt: has 100 tokens; at most 99 leave room for an answer"
+    assert error.message == (
+        "prompt: This model's maximum context length is 100 tokens: this has 100; "
+        "at most 99 leave room for an answer"
+    )
 
 
 def test_detail_23_what_changes_nothing_is_no_refusal() -> None:

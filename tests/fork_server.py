@@ -141,14 +141,20 @@ _BATCHES = ("batch_server",)  # apart: it needs packages that are not on every m
 _servers: dict[str, ForkServer] = {}  # by role
 
 
-def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
-    """Start ``python -m module args``, by a fork where that is the same."""
-    if module not in _servers:
+def start_role(
+    module: str, args: list[str], log: BinaryIO, *, imports_like: str | None = None
+) -> Started:
+    """Start ``python -m module args``, by a fork where that is the same.
+
+    ``imports_like``: of a module that is no role, the one that has imported what it needs.
+    """
+    role = imports_like or module
+    if role not in _servers:
         for together in ((_WORKERS, _ROUTERS), (_BATCHES,)):  # they import side by side
-            if any(module in roles for roles in together):
+            if any(role in roles for roles in together):
                 for roles in together:
                     _servers.update(dict.fromkeys(roles, ForkServer(*roles)))
-    server = _servers.get(module)
+    server = _servers.get(role)
     if server is not None and server.is_usable:
         return server.start(module, args, log)
     command = [sys.executable, "-m", module, "--stop-with-stdin", *args]

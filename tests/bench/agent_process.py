@@ -62,7 +62,11 @@ async def measure(form: str) -> dict[str, Any]:
     settings = {"nixl_process": form}
     figures: dict[str, Any] = {}
     async with source_process(
-        "nixl", settings=json.dumps(settings), num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES
+        "nixl",
+        is_forked=False,
+        settings=json.dumps(settings),
+        num_blocks=NUM_BLOCKS,
+        block_bytes=BLOCK_BYTES,
     ) as source:
         begun_s = time.perf_counter()
         async with open_reader(

@@ -28,7 +28,7 @@ async def measure(transports: list[str], block_bytes: int) -> dict[str, Any]:
         pairs: dict[str, tuple[Reader, SourceProcess]] = {}
         for name in transports:
             source = await stack.enter_async_context(
-                source_process(name, block_bytes=block_bytes, incarnation=name)
+                source_process(name, incarnation=name, is_forked=False, block_bytes=block_bytes)
             )
             reader = await stack.enter_async_context(
                 open_reader(config(name), block_bytes=block_bytes)

@@ -68,8 +68,9 @@ async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transpor
             await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
             again = await failure_of(reader, source)
             assert again.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
-        options = {"incarnation": "second", "address": source.key.address}
-        async with source_process(transport, **options) as restarted:
+        async with source_process(
+            transport, incarnation="second", address=source.key.address
+        ) as restarted:
             assert restarted.key.address == source.key.address
             await until(lambda: "at this address is second" in reader.pairs.pairs()[0].message, 10)
             await connect(reader, restarted)
@@ -316,7 +317,7 @@ async def test_no_agent_outlives_its_worker(transport: str, number: signal.Signa
         (agent,) = psutil.Process(source.process.pid).children()
         agent.suspend()  # even one that hangs
         source.process.send_signal(number)
-        await source.process.wait()
+        await asyncio.to_thread(source.process.wait)
         await until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, 2)
 
 

@@ -1,13 +1,15 @@
 """A source in a process of its own, for tests that kill or stop it.
 
-Prints one JSON line: address, ticket, a digest of what it leased; announces half of
-it, and the rest when it gets a line on stdin.
+Writes JSON to a file: address, ticket, a digest of what it leased; announces half of it, and
+the rest when it gets SIGUSR1.
 """
 
 import argparse
 import asyncio
 import json
+import signal
 import sys
+from pathlib import Path
 
 import xxhash
 
@@ -24,6 +26,8 @@ async def main() -> None:
     parser.add_argument("--block-bytes", type=int, default=4096)
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--settings", default="{}")
+    parser.add_argument("--described", type=Path, required=True)
+    parser.add_argument("--stop-with-stdin", action="store_true")
     arguments = parser.parse_args()
     transfer = config(arguments.transport, **json.loads(arguments.settings))
     async with open_source(
@@ -42,11 +46,15 @@ async def main() -> None:
             "ticket": ticket.hex(),
             "digest": xxhash.xxh3_128_hexdigest(content),
         }
-        sys.stdout.write(json.dumps(described) + "\n")
-        sys.stdout.flush()
         loop = asyncio.get_running_loop()
-        while await loop.run_in_executor(None, sys.stdin.readline):
-            source.leases.announce("lease", num_tokens)
+        loop.add_signal_handler(signal.SIGUSR1, source.leases.announce, "lease", num_tokens)
+        unfinished = arguments.described.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(described))
+        unfinished.rename(arguments.described)
+        if arguments.stop_with_stdin:
+            await loop.run_in_executor(None, sys.stdin.read)
+        else:
+            await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -405,11 +405,10 @@ class Session:
                 self._dispatch.waits(turn)
                 self._services.room.enter(self, front=action.front, turn=turn)
             case actions.Dequeue():
+                room = self._services.room
+                (room.take if action.is_placed else room.stop_waiting)(self)
                 if action.is_placed:
-                    self._services.room.take(self)
                     self._terms.charged()
-                else:
-                    self._services.room.stop_waiting(self)
             case actions.Settled():
                 self._services.room.settled(self)
             case actions.Pump():
@@ -432,14 +431,9 @@ class Session:
         return None
 
     def _leave(self) -> None:
-        """Idempotent: what it took counts as it is the first time.
-
-        Where no worker that was to compute its prompt took it, that is nothing.
-        """
+        """Idempotent: what it took counts as it is the first time."""
         was_taken = self._machine.attempt.num_cached_tokens is not None
-        used_s = self._terms.used_s(self.usage) if was_taken else 0.0
-        self._services.room.leave(self, used_s)
-        self._terms.broken_off(self.usage)
+        self._services.room.leave(self, self._terms.left(self.usage, was_taken=was_taken))
 
     def _end(self) -> None:
         self._leave()

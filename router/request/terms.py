@@ -60,12 +60,13 @@ class Terms:
         """Its answer is whole: others' may be as long."""
         self._teach(usage, is_cut=reason is FinishReason.LENGTH)
 
-    def broken_off(self, usage: Usage) -> None:
-        """No more of its answer is wanted, or can be had, if it is not whole: it would have been
-        longer. Idempotent.
+    def left(self, usage: Usage, *, was_taken: bool) -> float:
+        """It ended; what it took of the engines, s: nothing where no worker that was to compute
+        its prompt took it. An answer that is not whole would have been longer. Idempotent.
         """
         if usage.num_output_tokens > 0 and not self._has_taught:
             self._teach(usage, is_cut=True)
+        return self.used_s(usage) if was_taken else 0.0
 
     def _teach(self, usage: Usage, *, is_cut: bool) -> None:
         claim, num_tokens = self._request.claim, usage.num_output_tokens

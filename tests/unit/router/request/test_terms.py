@@ -67,10 +67,10 @@ async def test_an_answer_that_its_client_left_would_have_been_longer(world: Worl
     for _ in range(50):
         whole, left, none = (terms(world, Claim(tenant="alice"), 2000) for _ in range(3))
         whole.finished(usage(50), FinishReason.STOP)
-        whole.broken_off(usage(50))
-        left.broken_off(usage(400))
-        left.broken_off(usage(400))
-        none.broken_off(usage(0))
+        whole.left(usage(50), was_taken=True)
+        left.left(usage(400), was_taken=True)
+        left.left(usage(400), was_taken=True)
+        none.left(usage(0), was_taken=False)
     expected = terms(world, Claim(tenant="alice"), 2000).num_expected()
     assert 200 <= expected <= 260
 

@@ -3,7 +3,9 @@
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 _to_text: Final[Callable[[object], str]] = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":")
@@ -11,10 +13,15 @@ _to_text: Final[Callable[[object], str]] = json.JSONEncoder(
 _NESTED: Final = (dict, list, tuple, array)
 _LINE_ENDS: Final = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 _NUM_AT_ONCE: Final = 1024  # values that are written in one go: less than a millisecond
+_AN_ITEM: Final = 128  # values that one of ``SmallItems`` counts for
 _A_VALUE: Final = 32  # characters of a text that take as long
 _TEXT_AT_ONCE: Final = 8192  # characters of a text, which JSON may write with six each
 CHARACTERS_A_TURN: Final = 32_768
 """Of JSON: about a millisecond."""
+
+
+class SmallItems(list[T]):
+    """A list whose items are all small, so that nobody has to look: all of one token, say."""
 
 
 def encode(content: object) -> str:
@@ -49,6 +56,8 @@ def json_parts(content: object) -> Iterator[str]:
         for start in range(0, len(content), _TEXT_AT_ONCE):
             yield encode(content[start : start + _TEXT_AT_ONCE])[1:-1]
         yield '"'
+    elif isinstance(content, SmallItems):
+        yield from _in_slices(content, _NUM_AT_ONCE // _AN_ITEM or 1)
     elif isinstance(content, list | tuple) and _is_deep(content):
         begin = "["
         for value in content:
@@ -58,11 +67,7 @@ def json_parts(content: object) -> Iterator[str]:
         yield "]"
     else:
         assert isinstance(content, list | tuple | array), "any other is written at once"
-        begin = "["
-        for start in range(0, len(content), _NUM_AT_ONCE):
-            yield f"{begin}{encode(list(content[start : start + _NUM_AT_ONCE]))[1:-1]}"
-            begin = ","
-        yield "]" if content else "[]"
+        yield from _in_slices(content, _NUM_AT_ONCE)
 
 
 def pieces(parts: Iterable[str]) -> Iterator[bytes]:
@@ -77,6 +82,16 @@ def pieces(parts: Iterable[str]) -> Iterator[bytes]:
             kept, num_characters = [], 0
     if num_characters:
         yield "".join(kept).encode()
+
+
+def _in_slices(
+    content: "list[object] | tuple[object, ...] | array[float]", num_at_once: int
+) -> Iterator[str]:
+    begin = "["
+    for start in range(0, len(content), num_at_once):
+        yield f"{begin}{encode(list(content[start : start + num_at_once]))[1:-1]}"
+        begin = ","
+    yield "]" if content else "[]"
 
 
 def _is_deep(values: Iterable[object]) -> bool:
@@ -95,6 +110,8 @@ def _left(content: object, left: int) -> int:
         return left - 1 - len(content) // _A_VALUE
     if isinstance(content, array):
         return 0
+    if isinstance(content, SmallItems):
+        return left - _AN_ITEM * len(content)
     if not isinstance(content, dict | list | tuple):
         return left - 1
     left -= len(content)

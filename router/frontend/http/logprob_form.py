@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import TokenLogprobs
+from router.frontend.http.json_parts import SmallItems
 
 _LEAST: Final = -9999.0  # JSON has no infinity; other servers say this too
 
@@ -55,7 +56,7 @@ class ChatLogprobs:
 
     def __init__(self, text: TokenText) -> None:
         self._text = text
-        self._entries: list[Mapping[str, object]] = []
+        self._entries = SmallItems[Mapping[str, object]]()
 
     def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         for token_id, found in zip(token_ids, logprobs, strict=True):
@@ -71,7 +72,7 @@ class ChatLogprobs:
 
     def take_entries(self) -> Sequence[Mapping[str, object]]:
         """One for each token since they were last taken."""
-        taken, self._entries = self._entries, []
+        taken, self._entries = self._entries, SmallItems()
         return taken
 
     def _entry(self, token_id: int, logprob: float) -> Mapping[str, object]:
@@ -151,7 +152,7 @@ class CompletionLogprobs:
         self._offsets: list[int] = []
         self._logprobs: list[float | None] = []
         self._tokens: list[str] = []
-        self._tops: list[Mapping[str, float] | None] = []
+        self._tops = SmallItems[Mapping[str, float] | None]()
 
     def _name(self, token_id: int) -> str:
         return self._text.spelling(token_id).decode(errors="replace")

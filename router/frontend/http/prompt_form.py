@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import PromptLogprobs
+from router.frontend.http.json_parts import SmallItems
 from router.frontend.http.logprob_form import CompletionLogprobs, by_token_id
 
 
@@ -32,7 +33,9 @@ class PromptForm:
     """Gets the prompt's tokens first, where they are echoed."""
     echoed: str = ""
     _token_ids: Sequence[int] = ()
-    _told: list[Mapping[str, object] | None] = field(default_factory=lambda: [None])
+    _told: SmallItems[Mapping[str, object] | None] = field(
+        default_factory=lambda: SmallItems([None])
+    )
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """The prompt, as it was tokenised."""

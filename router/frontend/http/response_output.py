@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from router.frontend.http.json_parts import SmallItems
 from router.generation.answer import CalledTool, Delta
 
 Entries = Sequence[Mapping[str, object]]
@@ -52,7 +53,7 @@ class _Open:
     kind: _Kind
     item_id: str
     texts: list[str] = field(default_factory=list)
-    logprobs: list[Mapping[str, object]] = field(default_factory=list)
+    logprobs: SmallItems[Mapping[str, object]] = field(default_factory=SmallItems)
 
     def item(self, status: str, content: Sequence[object]) -> Mapping[str, object]:
         """The item with these parts."""
@@ -97,7 +98,7 @@ class ResponseOutput:
         """Those that came with nothing but reasoning, or while it went on and nothing came."""
         self._request_id = request_id
         self._open: _Open | None = None
-        self._unsaid: list[Mapping[str, object]] = []  # of tokens whose text did not come yet
+        self._unsaid = SmallItems[Mapping[str, object]]()  # of tokens whose text did not come yet
 
     def add(self, delta: Delta, logprobs: Entries = ()) -> Iterator[Event]:
         """More of the answer; ``logprobs`` are those of its tokens."""
@@ -113,7 +114,7 @@ class ResponseOutput:
             yield from self._close(_DONE)
             yield from self._call(call)
         if delta.tool_calls or delta.reasoning:
-            self._unsaid = []  # they were no message's
+            self._unsaid = SmallItems()  # they were no message's
 
     def finish(self, status: str) -> Iterator[Event]:
         """The end of what is being said; an answer of nothing is an empty message.
@@ -138,7 +139,7 @@ class ResponseOutput:
         assert opened is not None
         told: Entries = ()
         if kind.has_logprobs:
-            told, self._unsaid = self._unsaid, []
+            told, self._unsaid = self._unsaid, SmallItems()
         said = {**opened.address(len(self.items)), **opened.delta(text, told)}
         yield {"type": f"response.{kind.event}.delta", **said}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.frontend.http import json_parts
-from router.frontend.http.json_parts import CHARACTERS_A_TURN, encode, pieces
+from router.frontend.http.json_parts import CHARACTERS_A_TURN, SmallItems, encode, pieces
 
 CONTENTS = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text('a"\u2028é\U0001f600\n'),
@@ -45,6 +45,18 @@ def test_an_array_is_a_list_however_short_it_is(kind: str) -> None:
     for length in (0, 1, 5000):
         content = {"embedding": array(kind, [0.5] * length)}
         assert json.loads("".join(json_parts.json_parts(content))) == {"embedding": [0.5] * length}
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 7, 8, 9, 5000])
+def test_small_items_are_written_some_at_a_time_and_none_is_looked_at(num_items: int) -> None:
+    class Unseen(dict[str, object]):
+        def values(self) -> Any:
+            pytest.fail("it was looked at")
+
+    items = SmallItems([Unseen(token="a", bytes=[97])] * num_items)
+    parts = list(json_parts.json_parts({"content": items}))
+    assert json.loads("".join(parts)) == {"content": [{"token": "a", "bytes": [97]}] * num_items}
+    assert len(parts) <= 4 + num_items / 8
 
 
 def test_pieces_have_all_parts_and_none_of_them_much_more_than_a_turn() -> None:

@@ -22,7 +22,7 @@ from tests.unit.simulation.small import SMALL
 STEPS = StepModel(
     StepCost(0.03, 0.001, 0.0, 0.0, 0.0, 1.2, 100), StepCost(0.06, 0.001, 0.0, 1e-3, 0.0, 1.2, 100)
 )
-LONG_S = 50.0
+LONG_S, DRAIN_S = 50.0, 6.0
 SEEDS = (2, 3, 4)
 MOST_RATIO = 1.1
 LINES = BatchLoad(num_at_once=16, num_prompt_tokens=200, num_output_tokens=20)
@@ -56,7 +56,7 @@ def run_of(
         seed=3,
         batch=batch,
     )
-    return Simulation(setup, requests(rate, length_s, seed)).run(length_s, 20.0)
+    return Simulation(setup, requests(rate, length_s, seed)).run(length_s, DRAIN_S)
 
 
 def p95_s(*runs: Run) -> float:
@@ -71,7 +71,7 @@ def test_first_tokens_come_as_soon_beside_a_batch(placement: str) -> None:
     alone = [run_of(NONE, placement=placement, seed=seed) for seed in SEEDS]
     beside = [run_of(LINES, placement=placement, seed=seed) for seed in SEEDS]
     assert sum(run.num_lines for run in alone) == 0
-    assert sum(run.num_lines for run in beside) > 1050
+    assert sum(run.num_lines for run in beside) > 810
     assert p95_s(*beside) <= MOST_RATIO * p95_s(*alone)
 
 

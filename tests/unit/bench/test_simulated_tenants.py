@@ -1,19 +1,23 @@
 """What tenants and classes get of a simulated cluster that they keep busy."""
 
+from functools import cache
 from typing import Literal
 
 import pytest
 
-from tests.bench.simulated_tenants import BATCH, CHUNK_S, REALTIME, Bench, Source
+from tests.bench.simulated_tenants import BATCH, CHUNK_S, REALTIME, Bench, Served, Source
 
 BY_FORECAST = Bench("predicted")
 SMALL, LARGE = Source("small", 12.0, 128), Source("large", 6.0, 512)
 
 
+@cache
+def two_that_always_wait() -> Served:
+    return BY_FORECAST.run([SMALL, LARGE], 45.0)
+
+
 def test_two_that_always_wait_share_alike() -> None:
-    assert BY_FORECAST.run([SMALL, LARGE], 45.0).share("small", 15.0, 45.0) == pytest.approx(
-        0.5, abs=0.03
-    )
+    assert two_that_always_wait().share("small", 15.0, 45.0) == pytest.approx(0.5, abs=0.03)
 
 
 def test_who_comes_back_saved_nothing_up() -> None:
@@ -28,7 +32,7 @@ def test_batch_below_realtime_has_its_weight() -> None:
 
 
 def test_of_one_tenant_no_more_is_answered() -> None:
-    apart = BY_FORECAST.run([SMALL, LARGE], 45.0).num_tokens()
+    apart = two_that_always_wait().num_tokens()
     together = BY_FORECAST.run([SMALL, LARGE._replace(tenant="small")], 45.0).num_tokens()
     assert apart >= 0.95 * together
 

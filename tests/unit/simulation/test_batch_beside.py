@@ -24,7 +24,9 @@ STEPS = StepModel(
 )
 LONG_S, DRAIN_S = 50.0, 6.0
 SEEDS = (2, 3, 4)
-MOST_RATIO = 1.1
+# What is foretold goes round a step with a batch's prompt; by load one may have to wait for it.
+# Of ten seeds, which take minutes, 1.00 and 1.21.
+MOST_RATIOS = {"predicted": 1.1, "least-loaded": 1.25}
 LINES = BatchLoad(num_at_once=16, num_prompt_tokens=200, num_output_tokens=20)
 NONE = BatchLoad()
 
@@ -72,7 +74,7 @@ def test_first_tokens_come_as_soon_beside_a_batch(placement: str) -> None:
     beside = [run_of(LINES, placement=placement, seed=seed) for seed in SEEDS]
     assert sum(run.num_lines for run in alone) == 0
     assert sum(run.num_lines for run in beside) > 810
-    assert p95_s(*beside) <= MOST_RATIO * p95_s(*alone)
+    assert p95_s(*beside) <= MOST_RATIOS[placement] * p95_s(*alone)
 
 
 def test_beside_one_that_takes_what_there_is_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +121,7 @@ def test_a_full_decode_worker_is_not_full_to_others(monkeypatch: pytest.MonkeyPa
     beside_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
     monkeypatch.setattr(journey, "seen_by", all_as_a_batch)
     waiting_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
-    assert beside_s <= MOST_RATIO * alone_s
+    assert beside_s <= MOST_RATIOS["predicted"] * alone_s
     assert waiting_s > 3 * alone_s, "whoever keeps all places has others wait"
 
 

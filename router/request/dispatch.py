@@ -430,7 +430,8 @@ class Dispatch:
 
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids, claim = self._request.shape.prompt_ids, self._request.claim
-        due_in_s = None if emitted else self._terms.objectives().ttft_s
+        wanted = self._terms.objectives()  # nobody wants to wait for all of a deadline
+        due_in_s = None if emitted or wanted.has_deadline_first else wanted.ttft_s
         return common_pb2.SequenceSpec(
             token_ids=[*prompt_ids, *emitted],
             num_prompt_tokens=len(prompt_ids),

@@ -19,15 +19,13 @@ class ByObjectives(Guarded):
     """
 
     _is_foretold = False  # the newest placement was asked of what is foretold
-    _is_too_late = False  # it was not, and its deadline is lost
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        self._is_foretold, self._is_too_late = query.objectives.are_asked_for, False
-        if self._is_foretold:
-            return super().place(query, snapshot)
-        self._is_too_late = query.may_refuse and self.foresee(query, snapshot, 0.0) is not None
-        return None if self._is_too_late else self._plain.place(query, snapshot)
+        self._is_foretold = query.objectives.are_asked_for or self._is_late(query, snapshot)
+        if not self._is_foretold:
+            return self._plain.place(query, snapshot)
+        return super().place(query, snapshot)
 
     def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
@@ -38,7 +36,7 @@ class ByObjectives(Guarded):
     @property
     def has_declined(self) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        return super().has_declined if self._is_foretold else self._is_too_late
+        return self._is_foretold and super().has_declined
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`. A deadline counts as well."""
@@ -50,3 +48,8 @@ class ByObjectives(Guarded):
         """See :class:`router.placement.types.Policy`. Of the others nothing was foretold."""
         if seen.objectives.are_asked_for:
             super().ended_as(seen)
+
+    def _is_late(self, query: Query, snapshot: Snapshot) -> bool:
+        """Whether its deadline is lost as things are, of one that may be told so."""
+        has_deadline = query.objectives.ttft_s is not None
+        return has_deadline and query.may_refuse and self._is_lost(query, snapshot)

@@ -88,6 +88,12 @@ class Guarded:
             return None
         return too_late(wait_s + soonest_s, query.objectives, self._chance)
 
+    def _is_lost(self, query: Query, snapshot: Snapshot) -> bool:
+        """Whether its objectives are, as things are now; it is not told so by that."""
+        if self.guard.regime is Regime.FREE:
+            return self._predicted.is_lost(query, snapshot)
+        return self.foresee(query, snapshot, 0.0) is not None
+
     def _fixed(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """By load, where the regime has it."""
         found: Placement | None = None

@@ -147,6 +147,12 @@ class Predicted:
             self._probes.refused({v.worker for v in idle if _is_too_slow(v, query)}, busy)
         return found
 
+    def is_lost(self, query: Query, snapshot: Snapshot) -> bool:
+        """Whether ``foresee`` would say so; here nobody is refused for it."""
+        self._age(query.now_s)
+        is_plain = self._is_plain(query, snapshot)
+        return not is_plain and self._lost(query, snapshot, 0.0) is not None
+
     def _age(self, now_s: float) -> None:
         self._overhead.age(now_s)
         self._handoff_overhead.age(now_s)

@@ -64,6 +64,20 @@ def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else
     assert len(policy.guard._seen) == before
 
 
+def test_of_many_whose_deadlines_look_lost_one_is_tried_each_so_often() -> None:
+    """Else a forecast that is wrong would be right for ever."""
+    policy = made()
+    late = replace(QUERY, objectives=Objectives(0.001, None, 5.0, True), may_refuse=True)
+    placed = []
+    for number in range(70):
+        if policy.place(late, SNAPSHOT) is not None:
+            placed.append(number)
+        else:
+            assert policy.has_declined
+            assert policy.foresee(late, SNAPSHOT, 0.0) is not None
+    assert placed == [16, 33, 50, 67]
+
+
 def test_who_wants_something_may_be_computed_anywhere() -> None:
     """All candidates are weighed; by load a decode worker computes no long prompt."""
     local = replace(SNAPSHOT, decode=(view_d(D1),))

@@ -6,7 +6,7 @@ PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1 diptych/open_inference
 PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
-PATIENT := $(GOLDEN) tests/integration/test_real_shapes.py tests/integration/linear tests/unit/engine/backends/cuda
+PATIENT := $(GOLDEN) tests/integration/test_real_shapes.py tests/integration/linear tests/unit/engine/backends/cuda tests/unit/simulation tests/unit/bench
 CALM := tests/chaos/test_handoff_faults.py tests/chaos/test_handoff_reads.py tests/chaos/test_cancel.py
 CHART_TOOLS := .cache/chart/tools
 TOOL_CALLS := .cache/tool-calls
@@ -35,9 +35,9 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 # Two at a time: much of it waits for processes to start. With it go the fault tests whose timers are
 # long enough for a busy machine (CALM), behind the unit tests: CI's lint runs beside these. The other
 # fault tests have deadlines and are alone; they leave half of two cores idle. Tests that only compute
-# (the golden ones, kernels in their interpreter) have none and take what the others leave: two of
-# them, as both cores are theirs once the others are done. What is broken for all of them would take
-# an hour to fail each: ten failures are enough.
+# (golden ones, kernels in their interpreter, simulations) have none and take what the others leave:
+# two of them, as both cores are theirs once the others are done. What is broken for all of them would
+# take an hour to fail each: ten failures are enough.
 BY_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 WHEN_IDLE := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model

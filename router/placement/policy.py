@@ -246,13 +246,15 @@ class LeastLoaded:
         on_decode: dict[WorkerId, _Cost],
     ) -> _ScoredPair | None:
         best: _ScoredPair | None = None
+        fastest = max((view.tokens_per_s for view in prefills), default=0.0)
         for prefill in prefills:
             first = on_prefill[prefill.worker]
+            tokens_per_s = prefill.tokens_per_s or fastest  # as good as the others, until it tells
             for decode in decodes:
                 if not is_pair(query, prefill, decode):
                     continue
                 second = on_decode[decode.worker]
-                shipping = _shipping_work(prefill, decode, second.num_missing)
+                shipping = _shipping_work(prefill, decode, second.num_missing, tokens_per_s)
                 score = (first.work + second.work + shipping, second, first)
                 if best is None or score < best.score:
                     best = _ScoredPair(score, Paired(prefill.worker, decode.worker))
@@ -368,14 +370,16 @@ class LeastLoaded:
         return [holder, *by_load[:_NUM_LEAST_LOADED], *drawn]
 
 
-def _shipping_work(prefill: PrefillView, decode: DecodeView, num_tokens: int) -> float:
+def _shipping_work(
+    prefill: PrefillView, decode: DecodeView, num_tokens: int, tokens_per_s: float
+) -> float:
     """What shipping so many tokens costs, in computed ones: no more than these."""
     ratio = distance_ratio(prefill.place, decode.place)
     bytes_per_s = decode.bytes_per_s.get(prefill.worker.incarnation, 0.0)
     num_bytes = decode.shipped.of(num_tokens)
-    if not (bytes_per_s and prefill.tokens_per_s and num_bytes):
+    if not (bytes_per_s and tokens_per_s and num_bytes):
         return ratio * num_tokens
-    return ratio * min(num_tokens, num_bytes / bytes_per_s * prefill.tokens_per_s)
+    return ratio * min(num_tokens, num_bytes / bytes_per_s * tokens_per_s)
 
 
 def _prefill_candidate(view: PrefillView, cost: _Cost, chosen: WorkerId | None) -> ToldWorker:

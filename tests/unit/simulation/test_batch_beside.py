@@ -22,11 +22,9 @@ from tests.unit.simulation.small import SMALL
 STEPS = StepModel(
     StepCost(0.03, 0.001, 0.0, 0.0, 0.0, 1.2, 100), StepCost(0.06, 0.001, 0.0, 1e-3, 0.0, 1.2, 100)
 )
-LONG_S, DRAIN_S = 50.0, 6.0
+LONG_S = 50.0
 SEEDS = (2, 3, 4)
-# What is foretold goes round a step with a batch's prompt; by load one may have to wait for it.
-# Of ten seeds, which take minutes, 1.00 and 1.21.
-MOST_RATIOS = {"predicted": 1.1, "least-loaded": 1.25}
+MOST_RATIO = 1.1
 LINES = BatchLoad(num_at_once=16, num_prompt_tokens=200, num_output_tokens=20)
 NONE = BatchLoad()
 
@@ -58,7 +56,7 @@ def run_of(
         seed=3,
         batch=batch,
     )
-    return Simulation(setup, requests(rate, length_s, seed)).run(length_s, DRAIN_S)
+    return Simulation(setup, requests(rate, length_s, seed)).run(length_s, 20.0)
 
 
 def p95_s(*runs: Run) -> float:
@@ -73,8 +71,8 @@ def test_first_tokens_come_as_soon_beside_a_batch(placement: str) -> None:
     alone = [run_of(NONE, placement=placement, seed=seed) for seed in SEEDS]
     beside = [run_of(LINES, placement=placement, seed=seed) for seed in SEEDS]
     assert sum(run.num_lines for run in alone) == 0
-    assert sum(run.num_lines for run in beside) > 810
-    assert p95_s(*beside) <= MOST_RATIOS[placement] * p95_s(*alone)
+    assert sum(run.num_lines for run in beside) > 1050
+    assert p95_s(*beside) <= MOST_RATIO * p95_s(*alone)
 
 
 def test_beside_one_that_takes_what_there_is_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +119,7 @@ def test_a_full_decode_worker_is_not_full_to_others(monkeypatch: pytest.MonkeyPa
     beside_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
     monkeypatch.setattr(journey, "seen_by", all_as_a_batch)
     waiting_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
-    assert beside_s <= MOST_RATIOS["predicted"] * alone_s
+    assert beside_s <= MOST_RATIO * alone_s
     assert waiting_s > 3 * alone_s, "whoever keeps all places has others wait"
 
 

@@ -391,6 +391,14 @@ def test_a_prefill_worker_that_has_measured_nothing_counts_as_the_fastest() -> N
     assert made().place(QUERY, Snapshot(views, (view_d(D1),))) == Paired(P1, D1)
 
 
+def test_what_one_ships_that_has_measured_nothing_costs_no_more_than_what_others_do() -> None:
+    """Else it stays idle, and measures nothing, as long as others have little to do."""
+    rates = {"p1": 1e9, "p2": 1e9}
+    decode = view_d(D1, shipped=ShippedBytes.even(1000.0), bytes_per_s=rates)
+    views = (view_p(P1, QUERY.num_tokens // 2, tokens_per_s=1000.0), view_p(P2))
+    assert made().place(QUERY, Snapshot(views, (decode,))) == Paired(P2, D1)
+
+
 def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     policy = made()
     holds(policy, D1, KEYS)

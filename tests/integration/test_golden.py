@@ -39,7 +39,7 @@ LOGIT_TOLERANCE = 1e-3
 BLOCK_SIZE = 16
 CHUNK = 512
 CI_LENGTHS = (1, 16, 257, 513, 1500)
-ALONE_LENGTHS = (1, 513)  # of the prompts that are asked alone in CI
+ALONE_LENGTH = 513  # of the prompt that is asked alone in CI
 MAX_LEN = 1600
 SEEDED_TOKENS = 48
 SMALL_POOL_LEN = 384  # tokens of the longest sequence in the pool that preempts
@@ -259,7 +259,7 @@ class OneProcess:
     """A decode worker that computes the prompts itself, and its answers."""
 
     channel: grpc.aio.Channel
-    greedy: list[Answer]
+    greedy: list[Answer]  # one at a time
     seeded: list[Answer]
 
     async def check_seeded(self, prompt: GoldenPrompt, number: int, got: Answer, what: str) -> int:
@@ -281,24 +281,12 @@ class OneProcess:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one_process(
-    model: GoldenModel,
-    prompts: list[GoldenPrompt],
-    golden_all: bool,
-    tmp_path_factory: pytest.TempPathFactory,
+    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[OneProcess]:
-    """It stays, to say how a seeded answer goes on after a draw that fell on a boundary.
-
-    Greedy answers are asked for one at a time: those of two lengths, or in full all.
-    """
-    requests = greedy_requests(prompts)
-    is_alone = [golden_all or len(p.token_ids) in ALONE_LENGTHS for p in prompts]
-    alone = [request for request, is_one in zip(requests, is_alone, strict=True) if is_one]
-    others = [request for request, is_one in zip(requests, is_alone, strict=True) if not is_one]
+    """It stays, to say how a seeded answer goes on after a draw that fell on a boundary."""
     with cluster_of(model, tmp_path_factory.mktemp("one"), num_prefill=0) as cluster:
         async with calling(cluster) as channel:
-            by_one = iter(await ask(channel, alone))
-            by_many = iter(await ask(channel, others, min(IN_FLIGHT, len(others))))
-            greedy = [next(by_one if is_one else by_many) for is_one in is_alone]
+            greedy = await ask(channel, greedy_requests(prompts))
             seeded = await ask(channel, seeded_requests(prompts, salt="s"), IN_FLIGHT)
             yield OneProcess(channel, greedy, seeded)
 
@@ -323,17 +311,12 @@ async def test_disaggregated(
     golden_all: bool,
     note: Note,
 ) -> None:
-    """Eight in flight, greedy and seeded; and one at a time.
-
-    Seeded not over inline, and one at a time only over nixl, but in full.
-    """
-    alone = [p for p in prompts if golden_all or len(p.token_ids) == ALONE_LENGTHS[-1]]
-    drawn = prompts if golden_all or transport != "inline" else []
+    """Eight in flight, greedy and seeded; and one at a time (one over nixl, or in full all)."""
+    alone = prompts if golden_all else [p for p in prompts if len(p.token_ids) == ALONE_LENGTH]
     with cluster_of(model, tmp_path, {"transfer.transports": transport}) as cluster:
         async with calling(cluster) as channel:
             crowd = await ask(channel, greedy_requests(prompts), IN_FLIGHT)
-            requests = seeded_requests(drawn, salt="s")
-            seeded = await ask(channel, requests, min(IN_FLIGHT, len(drawn)))
+            seeded = await ask(channel, seeded_requests(prompts, salt="s"), IN_FLIGHT)
             if transport == "nixl" or golden_all:
                 answers = await ask(channel, greedy_requests(alone, salt="alone"))
                 check_greedy(model, alone, answers, transport)
@@ -344,11 +327,11 @@ async def test_disaggregated(
         assert transfer.num_tokens == len(prompt.token_ids)
         assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
     num_drawn = 0
-    for number, (prompt, got) in enumerate(zip(drawn, seeded, strict=True)):
+    for number, (prompt, got) in enumerate(zip(prompts, seeded, strict=True)):
         what = f"{transport} seeded, prompt of {len(prompt.token_ids)}"
         num_drawn += await one_process.check_seeded(prompt, number, got, what)
     note(f"{model.name}, {transport}: {num_ties} near ties and {num_drawn} draws the other way")
-    assert num_drawn <= max(1, len(drawn) // 40)
+    assert num_drawn <= max(1, len(prompts) // 40)
 
 
 @MODULE_LOOP

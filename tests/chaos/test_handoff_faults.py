@@ -36,9 +36,6 @@ from tests.transports import TRANSPORTS
 
 NUM_AT_ONCE = 20
 LONG_FACTOR = 10
-NUM_NAMED, NUM_NAMED_LONG = 8, 200
-NUM_SWAPS, NUM_SWAPS_LONG = 3, 100
-NUM_CONNECTS, NUM_CONNECTS_LONG = 2, 200  # for each field of a layout
 
 
 class Case(NamedTuple):
@@ -66,7 +63,7 @@ def invalid(at: str, do: str, **more: object) -> Case:
     return Case({"at": at, "do": do, **more}, "TRANSPORT", "REQUEST_INVALID")
 
 
-# NUM_NAMED of each.
+# 20 of each; 200 in the long form.
 NAMED = {
     "unknown ticket": bad_ticket("open", "corrupt"),
     "revoked ticket": bad_ticket("open", "revoke", at_source=True),
@@ -136,17 +133,7 @@ ONLY_INLINE = {
 ONLY_AGENTS = {"corrupt range block_ids": unproven("range", "corrupt", field="block_ids")}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Layouts are compared before a transport is: over each of them only in the long form."""
-    if "transport" not in metafunc.fixturenames:
-        return
-    is_above = metafunc.function is test_each_difference_of_layouts_is_refused_and_counted
-    is_long = metafunc.config.getoption("--chaos-long")
-    chosen = ["inline"] if is_above and not is_long else TRANSPORTS
-    metafunc.parametrize("transport", chosen, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -191,8 +178,8 @@ async def play(
 @pytest.mark.timeout(1800)
 async def test_named_faults(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
-    num = NUM_NAMED_LONG if chaos_long else NUM_NAMED
-    prompts = Prompts(min(num, NUM_AT_ONCE) + 2)
+    num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
+    prompts = Prompts(NUM_AT_ONCE + 2)
     async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     for name, case in NAMED.items():
@@ -267,7 +254,7 @@ async def test_swapped_tickets_of_equal_prompts(
     prompts = Prompts(2, equally_long=True)
     async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
-        for _ in range(NUM_SWAPS_LONG if chaos_long else NUM_SWAPS):
+        for _ in range(NUM_AT_ONCE // 2 * (LONG_FACTOR if chaos_long else 1)):
             await set_rules(decode, [{"at": "open", "do": "swap", "times": 2}])
             before = Counters.of(cluster)
             prompts.check(await prompts.ask(channel), "swapped")
@@ -327,8 +314,8 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
         open_channel(source.address) as to_source,
     ):
         stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(to_source)
-        num = NUM_CONNECTS_LONG if chaos_long else NUM_CONNECTS
         for field in [*fields, "transports"]:
+            num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
             request = kv_source_pb2.ConnectRequest(
                 reader_incarnation="stranger",
                 layout=true_layout,

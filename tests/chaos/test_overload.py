@@ -34,8 +34,8 @@ DEPTH = 2  # requests that a pool holds
 MAX_QUEUE = 4
 OVERLOAD = 3
 TICK_S = 0.005
-PEAK_S = 6.0
-OVERLOAD_S, OVERLOAD_LONG_S = 15.0, 300.0
+PEAK_S = 8.0
+OVERLOAD_S, OVERLOAD_LONG_S = 30.0, 300.0
 DEADLINE_S = 10.0  # the objective: an answer that comes later is a miss
 MIN_IN_TIME_RATIO = 0.9
 TIMEOUT_S = 20.0  # of a request that is neither answered nor refused
@@ -45,7 +45,7 @@ TOKENS = "diptych_engine_tokens_total"
 MIN_WORTH_RATIO = 0.9
 WORK = [
     Job(job.token_ids, MAX_TOKENS, job.temperature, job.seed)
-    for job in jobs(16, seed=31, prompt_len=PROMPT_LEN)
+    for job in jobs(64, seed=31, prompt_len=PROMPT_LEN)
 ]
 
 

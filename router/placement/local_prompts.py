@@ -2,9 +2,7 @@
 
 from typing import Final
 
-# Within which what is sent has come, in either direction: messages take a millisecond or two, and a
-# busy loop several. A prompt that had come and is told of within it counts twice until the next.
-_CROSSING_S: Final = 0.02
+_CROSSING_S: Final = 0.05  # within which what is sent has come, in either direction
 
 
 class LocalPrompts:

@@ -79,13 +79,13 @@ async def test_a_prompt_whose_start_a_message_crossed_is_on_its_way_still() -> N
         world.reserve(D0, num_tokens=num_tokens)
     first, second = world.sequence_ids[0]
     world.links[0].start(decode_pb2.Start(sequence_id=first))
-    world.passes(0.012)
+    world.passes(0.03)
     says(world)
     assert num_sent(world) == 520
     world.links[0].start(decode_pb2.Start(sequence_id=second))
-    world.passes(0.012)
+    world.passes(0.03)
     says(world, num_pending_prefill_tokens=500)
-    assert num_sent(world) == 20, "that of 24 ms ago has come"
+    assert num_sent(world) == 20, "that of 60 ms ago has come"
     world.passes(0.25)
     says(world, num_pending_prefill_tokens=520)
     assert num_sent(world) == 0

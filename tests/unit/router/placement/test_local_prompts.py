@@ -35,12 +35,12 @@ def test_what_is_cached_of_one_is_not_on_its_way() -> None:
 
 def test_a_message_that_is_heard_soon_after_a_start_may_have_crossed_it() -> None:
     prompts = LocalPrompts()
-    for sequence_id, now_s in ((1, 7.0), (2, 7.01)):
+    for sequence_id, now_s in ((1, 7.0), (2, 7.04)):
         prompts.asked(sequence_id, 100)
         prompts.started(sequence_id, now_s)
-    prompts.told(7.01)
+    prompts.told(7.04)
     assert prompts.num_tokens == 200
-    prompts.told(7.025)
+    prompts.told(7.06)
     assert prompts.num_tokens == 100
     prompts.told(7.3)
     assert prompts.num_tokens == 0

@@ -79,7 +79,7 @@ class DecodeLoad:
         What it has not answered yet is taken to have been on its way to it. ``paced``: those that
         decode and can lose the least; None: it does not say.
         """
-        self._num_others = max(0, num_sequences - (len(self._own) - len(self._unheard)))
+        self._num_others = max(0, num_sequences - self.num_heard)
         self._prompts.told(heard_s)
         self._paced = paced
         if paced is not None:
@@ -89,6 +89,11 @@ class DecodeLoad:
     def num_own(self) -> int:
         """Sequences of this router."""
         return len(self._own)
+
+    @property
+    def num_heard(self) -> int:
+        """Of these, such as it has answered: the others may be on their way to it."""
+        return len(self._own) - len(self._unheard)
 
     @property
     def num_sequences(self) -> int:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from tests.call import generate
 from tests.chaos.expected import Expected
@@ -14,9 +15,7 @@ from tests.chaos.load import FLAGS, ROUTER_FLAGS, jobs
 from tests.cluster import Process, running_cluster
 from tests.hanging import hang_later, hung_pid
 
-LOST_PEER_S = 2.0
-SOON = {"timers.lost-peer-s": str(LOST_PEER_S), "timers.heartbeat-s": "0.2"}
-GONE_S = LOST_PEER_S + 5.0
+GONE_S = Timers().lost_peer_s + 5.0
 WORK = jobs(12, seed=3, max_tokens=8)
 
 
@@ -31,8 +30,8 @@ async def test_one_request_waits_and_no_other_does(
         str(tiny_model),
         num_prefill=1 + (role == "prefill"),
         num_decode=1 + (role == "decode"),
-        worker_flags={**FLAGS, **SOON},
-        router_flags={**ROUTER_FLAGS, **SOON},
+        worker_flags=FLAGS,
+        router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
         pool = cluster.prefill if role == "prefill" else cluster.decode

@@ -5,7 +5,8 @@ fitted by least squares in *relative* errors with exponential forgetting, so tha
 counts as much as one of 600 ms and a machine that changed is learned anew; a measurement far
 above what was expected counts as a bound says, as it says more of the machine's neighbours than
 of the work. The *pace* follows within some ten measurements what the whole sum lags behind, such
-as a neighbour that takes half of the core for a minute. Beside them stands the ratio that nine
+as a neighbour that takes half of the core for a minute; costs on one machine share the greater
+part of it, as what slows one slows the others. Beside them stands the ratio that nine
 of ten measurements did not exceed: that of the first ones in order of size, then moved up at each
 one that did and down at each that did not (Gibbs and Candès: adaptive conformal inference), which
 needs no assumption of how they are spread.
@@ -28,7 +29,10 @@ _NUM_RANKED = 40  # after those, before the upper ratio moves by steps
 _RATIO_STEP = 0.01  # of the upper ratio's logarithm
 _MOST_ABOVE = 2.0  # a measurement counts as so many times the expected cost at the most ...
 _NUM_TRUSTING = 16  # ... after this many
-_PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
+_PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm, ...
+_FIRST_SHARED_WEIGHT = 0.1  # ... and in that of all costs on its machine, ...
+_LEAST_SHARED_WEIGHT, _MOST_SHARED_WEIGHT = 0.01, 0.3
+_WEIGHT_RATIO = 1.03  # ... by so much more at each one that is off to the same side, or less, ...
 _MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
 _NUM_DOUBTING = 8  # measurements after what is doubted ...
 _CLEARLY_FAST = math.log(1.25)  # ... of which two in a row that are faster by so much, and by ...
@@ -47,18 +51,45 @@ class LearnedSum(NamedTuple):
     num_samples: int
 
 
+class MachinePace:
+    """Of several costs on one machine: what slows one is taken to slow the others as much.
+
+    How much of a measurement that differs is the pace's and how much the measurement's own is
+    learned too: while measurements are off to the same side in a row the pace follows too slowly,
+    while they are by turns it follows too fast, as what a filter with the right gain leaves is not
+    correlated (Mehra, 1970).
+    """
+
+    def __init__(self) -> None:
+        self.log = 0.0  # of the latest measurements to the sums
+        self._weight = _FIRST_SHARED_WEIGHT
+        self._last_off = 0.0
+
+    def follow(self, log_off: float) -> None:
+        """A measurement, of any cost, was so far off what was expected at the pace until now."""
+        self.log += self._weight * log_off
+        both_sides = log_off * self._last_off
+        if both_sides:
+            times = _WEIGHT_RATIO if both_sides > 0.0 else 1.0 / _WEIGHT_RATIO
+            self._weight = max(_LEAST_SHARED_WEIGHT, min(_MOST_SHARED_WEIGHT, times * self._weight))
+        self._last_off = log_off
+
+
 class LearnedCost:
     """One cost with ``num_features``. Owned by whoever measures; 3 to 8 µs a measurement.
+
+    A cost that is learned beside others on a ``machine`` has a part of its pace from them.
 
     Of a feature that was never seen the coefficient is 0. Where measurements cannot tell
     features apart (all work was alike from the first on), each has its part of the cost.
     """
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, machine: MachinePace | None = None) -> None:
         self._products = [[0.0] * num_features for _ in range(num_features)]  # faded sums
         self._targets = [0.0] * num_features
         self._coefficients = [0.0] * num_features
-        self._log_pace = 0.0  # of the latest measurements to the sum
+        self._own_log_pace = 0.0  # of the latest measurements to the sum, beside the machine's
+        self._machine = machine
         self._log_upper = math.log(_FIRST_UPPER_RATIO)
         self._ranked: list[float] = []  # the first measurements' logarithms to what was expected
         self._num_samples = 0
@@ -105,6 +136,10 @@ class LearnedCost:
             self._num_unsolved = 0
             self._coefficients = _least_squares(self._products, self._targets, self._coefficients)
 
+    @property
+    def _log_pace(self) -> float:
+        return self._own_log_pace + (0.0 if self._machine is None else self._machine.log)
+
     def _sum_s(self, features: Sequence[float]) -> float:
         return math.fsum(c * x for c, x in zip(self._coefficients, features, strict=True))
 
@@ -141,10 +176,16 @@ class LearnedCost:
             if both_fast < 0.0 and self._num_doubting:
                 self._take_faster(math.exp(_DOUBTED_WEIGHT * both_fast))
             else:
-                self._log_pace += _PACE_WEIGHT * off_pace
+                self._move_pace(off_pace)
             is_fast = log_ratio < -max(_CLEARLY_FAST, self._log_upper)
             self._log_fast = off_pace if is_fast else 0.0
         self._num_doubting = max(0, self._num_doubting - 1)
+
+    def _move_pace(self, off_pace: float) -> None:
+        """What is doubted says nothing of the machine: maybe it alone was measured slow."""
+        self._own_log_pace += _PACE_WEIGHT * off_pace
+        if self._machine is not None and not self._num_doubting:
+            self._machine.follow(off_pace)
 
     def _take_faster(self, ratio: float) -> None:
         """As if all had taken so much of what it took: unlike the pace, that does not come back."""

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from random import Random
+from statistics import median
 
 import pytest
 
-from diptych.learned_cost import LearnedCost
+from diptych.learned_cost import LearnedCost, MachinePace
 
 LAW = (0.04, 0.0015, 4e-6)  # s: for itself, for a row, for a token of context
 
@@ -52,6 +53,41 @@ def test_the_error_is_small_and_nine_of_ten_are_below_the_upper_ratio(spread: fl
         learned.learn(work, measured_s)
     assert sorted(errors)[len(errors) // 2] < 0.05
     assert 0.88 < num_covered / len(errors) < 0.92
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_slows_one_kind_of_work_is_expected_of_the_other(seed: int) -> None:
+    """Three of four measurements are of one kind, and a neighbour comes and goes within ten."""
+    rng, machine = Random(seed), MachinePace()
+    together = LearnedCost(3, machine), LearnedCost(3, machine)
+    apart = LearnedCost(3), LearnedCost(3)
+    log_pace, errors = 0.0, {together: list[float](), apart: list[float]()}
+    for number in range(1500):
+        log_pace = 0.9 * log_pace + rng.gauss(0.0, 0.06)
+        is_rare, work = rng.random() < 0.25, features(rng)
+        measured_s = cost_of(work) * (4 if is_rare else 1) * math.exp(log_pace)
+        for costs, found in errors.items():
+            learned = costs[is_rare]
+            if number >= 200 and is_rare:
+                found.append(abs(learned.expected_s(work) / measured_s - 1.0))
+            learned.learn(work, measured_s)
+    assert median(errors[together]) < 0.75 * median(errors[apart])
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1])
+def test_what_differs_by_chance_is_not_followed(spread: float) -> None:
+    """No more than where each cost has a pace of its own alone: 1.02 times the error."""
+    both = LearnedCost(3, MachinePace()), LearnedCost(3)
+    rng, errors = Random(5), (list[float](), list[float]())
+    for number in range(4000):
+        work = features(rng)
+        measured_s = cost_of(work) * rng.lognormvariate(0.0, spread)
+        for learned, found in zip(both, errors, strict=True):
+            if number >= 500:
+                found.append(abs(learned.expected_s(work) / cost_of(work) - 1.0))
+            learned.learn(work, measured_s)
+    with_machine, alone = map(median, errors)
+    assert with_machine < alone + 0.1 * spread
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.1, 0.2])

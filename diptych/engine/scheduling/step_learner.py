@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from diptych.engine.scheduling.report import LogprobsPart
 from diptych.engine.scheduling.step import StepPlan
-from diptych.learned_cost import LearnedCost
+from diptych.learned_cost import LearnedCost, MachinePace
 from diptych.step_model import ROW_COUNTS, MeasuredStep, StepCost, StepModel, StepWork, num_pairs
 
 _TELLING = 1.5  # times a count, the rows of a step that says what those beyond it cost
@@ -36,7 +36,7 @@ def tells_much(plan: StepPlan) -> bool:
 
 
 class StepLearner:
-    """One engine's steps, each kind by itself. Owned by the engine.
+    """One engine's steps, each kind by itself but for the machine's pace. Owned by the engine.
 
     What rows beyond a count cost more is told once there were steps with half as many again, as
     few say little of many; of few such steps a part: a single slow one, which may be the last with
@@ -47,8 +47,9 @@ class StepLearner:
         """Learn from those first, which were run to be learned from, while others may have been
         starting beside.
         """
-        self._decode = LearnedCost(3 + len(ROW_COUNTS))
-        self._prefill = LearnedCost(5)
+        machine = MachinePace()
+        self._decode = LearnedCost(3 + len(ROW_COUNTS), machine)
+        self._prefill = LearnedCost(5, machine)
         self._num_beyond = [0] * len(ROW_COUNTS)  # steps with so many rows that they say something
         for work, duration_s in trials:
             self.learn(work, duration_s)

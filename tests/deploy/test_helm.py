@@ -29,6 +29,7 @@ HELMS = [
 ]
 # Another name, namespace and version than those that the renderings have.
 OLDEST, NEWEST = "1.29.0", "1.37.0"
+NIXL = {"settings": {"transfer": {"transports": ["nixl", "inline"]}}}
 
 
 @pytest.mark.parametrize("helm", HELMS)
@@ -161,7 +162,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
         (
             {
                 "prefill": {
-                    "settings": {"device": "cuda", "transfer": {"transports": ["nixl"]}},
+                    "settings": {
+                        "device": "cuda",
+                        "transfer": {"transports": ["nixl"], "ucx_net_devices": "mlx5_0:1"},
+                    },
                     "resources": {"limits": {"nvidia.com/gpu": 0}},
                     "rdma": {"enabled": True, "resourceName": "nvidia.com/hostdev"},
                 }
@@ -171,6 +175,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
         (
             {"prefill": {"rdma": {"enabled": True}}},
             r"-prefill-main: rdma\.enabled, but .*: say \[nixl, inline\]",
+        ),
+        (
+            {"prefill": {**NIXL, "rdma": {"enabled": True}}},
+            r"-prefill-main: rdma\.enabled, but .*ucx_net_devices \(lo\) names no such device",
         ),
         ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
         ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),

@@ -159,6 +159,12 @@ capabilities:
 {{- if not (include "diptych.hasOwnPorts" .values) -}}
 {{- fail (printf "%s: rdma.enabled, but settings.transfer.transports has none that uses it: say [nixl, inline]" .settingsName) -}}
 {{- end -}}
+{{- /* As the program has it: RDMA devices are those with a port. */ -}}
+{{- $transfer := default (dict) .values.settings.transfer -}}
+{{- $devices := default "lo" $transfer.ucx_net_devices -}}
+{{- if not (or (contains ":" $devices) $transfer.ucx_tls) -}}
+{{- fail (printf "%s: rdma.enabled, but settings.transfer.ucx_net_devices (%s) names no such device: say mlx5_0:1 or what the pod has" .settingsName $devices) -}}
+{{- end -}}
 {{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}
 {{- $resources = mergeOverwrite $resources $device -}}
 {{- end -}}

@@ -234,7 +234,7 @@ class TransferInterruptedError(DiptychError):
 
 
 class ModelChangedError(DiptychError):
-    """The answer began with other weights than are served now, and was not made to go on.
+    """The answer began with a model of another digest than is served now, and did not go on.
 
     Ask anew, without what came.
     """

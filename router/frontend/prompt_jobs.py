@@ -87,7 +87,7 @@ class PromptJobs:
             results = await self._try(jobs, errand)
             if len({result.model_digest for result in results}) == 1:
                 return results
-        raise ModelChangedError("weights are being replaced: ask anew")
+        raise ModelChangedError("models of different digests answered, as amid a rollout: ask anew")
 
     async def _try(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
         """Jobs of like lengths go together, so that steps are full."""

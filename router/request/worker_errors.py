@@ -42,13 +42,18 @@ def queue_timeout(retry_after_s: float) -> DiptychError:
 
 
 def model_changed(began: str, served: str) -> DiptychError:
-    """The answer is of other weights than all workers have that could go on with it.
+    """The answer is of a model of another digest than all workers have that could go on with it.
+
+    It may have other weights or another config, or a release makes digests in another way.
 
     ``served``, of which nothing may be cut off, comes before ``began``, which a client may have
     written; empty: workers do not say what they have.
     """
-    now = f"weights {served} are" if served else "it is not known which weights are"
-    return ModelChangedError(f"{now} served now; the answer began with other weights ({began})")
+    unknown = "workers do not say which model they have"
+    now = f"a model of digest {served} is served now" if served else unknown
+    return ModelChangedError(
+        f"{now}; the answer began with one of digest {began}: ask anew, without what came"
+    )
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:

@@ -167,7 +167,7 @@ class RealChoices:
 
 
 async def ends_with_changed_model(choices: Choices) -> None:
-    with pytest.raises(ModelChangedError, match=r"weights b are served now; .* \(a\)"):
+    with pytest.raises(ModelChangedError, match=r"digest b is served now; .* digest a:"):
         await choices.next_event()
     choices.close()
 

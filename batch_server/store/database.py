@@ -15,7 +15,7 @@ from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
@@ -48,9 +48,10 @@ _PG_SETTINGS: Final = (
 )
 _RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
 _PG_DISK_FULL: Final = "53100"
+_PG_READ_ONLY: Final = "25006"
 # How states begin: no connection, its server ends, or it may not be written to, as one that another
 # has taken over from.
-_PG_AWAY: Final = ("08", "57P", "25006")
+_PG_AWAY: Final = ("08", "57P", _PG_READ_ONLY)
 _SQLITE_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # or a quota is used up
 _SQLITE_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # by somebody else
 _BUSY_MS: Final = 5000
@@ -101,6 +102,7 @@ class Database:
         self._num_lock_attempts = _NUM_FIRST_ATTEMPTS
         set_up = _set_up_sqlite if self._is_sqlite else self._lock_postgres
         event.listen(self._engine, "connect", set_up)
+        event.listen(self._engine, "handle_error", _drop_read_only)
 
     async def __aenter__(self) -> Self:
         """Raises ConfigurationError: it cannot be opened, or another process has it."""
@@ -236,6 +238,12 @@ def _is_away(error: DBAPIError) -> bool:
     if state is not None:
         return str(state).startswith(_PG_AWAY)
     return error.connection_invalidated or isinstance(error, OperationalError)
+
+
+def _drop_read_only(context: ExceptionContext) -> None:
+    """A connection to what may not be written to is as good as broken: the next may find more."""
+    if getattr(context.original_exception, "sqlstate", None) == _PG_READ_ONLY:
+        context.is_disconnect = True
 
 
 def _lively(url: URL) -> dict[str, object]:

@@ -112,6 +112,16 @@ async def test_a_connection_that_broke_is_made_anew_and_the_batch_goes_on(
         assert (await rig.get()).num_completed == 4
 
 
+async def test_a_connection_that_may_not_write_any_more_is_made_anew(url: str) -> None:
+    """Its server has become a standby: another one may be in its place."""
+    async with Database(url) as there:
+        await there.call(forbid_writing)
+        assert await there.call(one) == 1
+        with pytest.raises(DatabaseAwayError):
+            await there.call(write)
+        await there.call(write)
+
+
 async def test_a_server_from_which_another_took_the_database_ends(url: str) -> None:
     async with Database(url, relock_s=1) as first:
         keeping = asyncio.get_running_loop().create_task(first.keep())
@@ -139,6 +149,14 @@ async def test_the_lock_of_ones_own_session_is_waited_for(url: str) -> None:
             assert not asking.done()
         engine.dispose()
         assert await asking == 1
+
+
+def forbid_writing(connection: Connection) -> None:
+    connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+
+
+def write(connection: Connection) -> None:
+    connection.execute(text("CREATE TABLE written (number integer)"))
 
 
 def one(connection: Connection) -> int:

@@ -389,6 +389,7 @@ class Cluster:
             self._policy.forget(worker)
         del self._watches[address], self._traces[address], self._caches[address]
         self._told.pop(address, None)
+        self._model.forget(address)
         for member in self._members_at(address):
             self._longest.serves_no_more(address, member.role)
         self._prefill.pop(address, None)

@@ -54,6 +54,10 @@ class ModelChoice:
             return False
         return True
 
+    def forget(self, address: str) -> None:
+        """No worker is there any more; what comes there later is complained of anew."""
+        self._complained.pop(address, None)
+
     def _unfit(self, gate: Gate) -> str | None:
         """Why the worker is of no use, whichever model it has; one that says no text is trusted."""
         if gate.max_model_len < _LEAST_LEN:

@@ -301,6 +301,19 @@ async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(
     assert (said.__dict__["model_digest"], said.__dict__["served"]) == ("new", "m")
 
 
+async def test_a_complaint_is_remembered_as_long_as_its_worker_is_a_member(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each pod has an address of its own: they would be many."""
+    world = World(decode=3)
+    for _ in range(2):
+        world.says("d0:1", incarnation="again", model_digest="new")
+        world.cluster.set_members(targets([], ["d1:1", "d2:1"]))
+        assert not world.cluster._model._complained
+        world.cluster.set_members(targets([], world.decode))
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 2
+
+
 async def test_most_workers_say_which_model_is_served() -> None:
     world = World(decode=3)
     world.says("d0:1", incarnation="again", model_digest="new")

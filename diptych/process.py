@@ -57,6 +57,13 @@ class StuckThreadError(Exception):
     """A thread does not come back. The process can only be left without waiting for it."""
 
 
+class UnfinishedStartError(StuckThreadError):
+    """It was told to stop amid its start, with which a thread goes on; nobody was served yet.
+
+    It may be compiling, which cannot be broken off: the process ends well without it.
+    """
+
+
 class ProcessConfig(BaseModel):
     """Settings that every server process has. Roles inherit it and set ``role``."""
 
@@ -142,8 +149,9 @@ def run(serve: Serve[P], config: P) -> int:
     0 after a clean stop, 2 after one line when a setting or file is wrong, 1
     after a logged traceback for a bug. The first signal sets ``stop``; a second
     one exits at once. After a StuckThreadError it does not return but ends the process, with
-    1 unless a setting is wrong, and so it does where what ``serve`` gave to
-    ``asyncio.to_thread`` goes on two seconds after it: the interpreter would wait for the thread.
+    1 unless a setting is wrong (0 if it was an UnfinishedStartError alone), and so it does where
+    what ``serve`` gave to ``asyncio.to_thread`` goes on two seconds after it: the interpreter
+    would wait for the thread.
     """
     logs.set_up(f"diptych-{config.role}", config.log_level)
     failure: Exception | BaseExceptionGroup | None = None
@@ -171,6 +179,10 @@ def _told(failure: Exception | BaseExceptionGroup | None, role: str) -> int:
     wrong = _first_of(ConfigurationError, failure)
     if wrong is not None:
         return complain(role, wrong)
+    if _is_only(UnfinishedStartError, failure):
+        why = str(_first_of(UnfinishedStartError, failure))
+        logger.warning("ended amid its start", extra={"why": why})
+        return 0
     logger.critical("process failed", exc_info=failure)
     return EXIT_FAILED
 
@@ -248,3 +260,10 @@ def _first_of(kind: type[E], error: BaseException) -> E | None:
             if found is not None:
                 return found
     return None
+
+
+def _is_only(kind: type[Exception], error: BaseException) -> bool:
+    """Whether it is of that kind, and so are all in it if it is a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(kind)[1] is None
+    return isinstance(error, kind)

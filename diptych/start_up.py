@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TypeVar
 
-from diptych.process import StuckThreadError
+from diptych.process import UnfinishedStartError
 from diptych.progress import AbandonedError
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ async def unless_stopped(
     """What ``work`` returns, done on ``thread``; None: ``stop`` was set before.
 
     ``work`` gets an event, and raises AbandonedError soon after that is set. Raises what it
-    raises; StuckThreadError: it goes on ``patience_s`` after that, ``name`` says at what.
+    raises; UnfinishedStartError: it goes on ``patience_s`` after that, ``name`` says at what.
     """
     abandoned = threading.Event()
     working = asyncio.get_running_loop().run_in_executor(thread, work, abandoned)
@@ -38,7 +38,7 @@ async def unless_stopped(
     if not working.done():
         await asyncio.wait((working,), timeout=patience_s)
         if not working.done():
-            raise StuckThreadError(f"a thread is stuck at {name}")
+            raise UnfinishedStartError(f"a thread goes on with {name}")
     try:
         return await working
     except AbandonedError:

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
 
 from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
-from diptych.process import settle
+from diptych.process import UnfinishedStartError, settle
 from diptych.progress import abandonable
 from diptych.service_host import ServiceHost
 from diptych.start_up import entered_unless_stopped, unless_stopped
@@ -216,6 +216,8 @@ class WorkerLife:
                 patience_s=self._config.timers.drain_s,
                 name="loading the model",
             )
+        except UnfinishedStartError:
+            raise
         except Exception as error:
             reason = error.message if isinstance(error, DiptychError) else type(error).__name__
             self._status.set(worker_pb2.SERVING_STATE_FAILED, reason)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from diptych.errors import ConfigurationError
-from diptych.process import ProcessConfig, Ready, StuckThreadError, main
+from diptych.process import ProcessConfig, Ready, StuckThreadError, UnfinishedStartError, main
 from diptych.service_host import ServiceHost
 
 
@@ -18,7 +18,9 @@ class ExampleConfig(ProcessConfig):
 
     role: ClassVar[str] = "example"
 
-    fail: str = Field("", description="How to fail: bug, configuration, hang, stuck, off-loop.")
+    fail: str = Field(
+        "", description="How to fail: bug, configuration, hang, stuck, unfinished, off-loop."
+    )
 
 
 def read_what_never_comes() -> None:
@@ -29,7 +31,7 @@ def read_what_never_comes() -> None:
 async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve nothing of its own."""
     never = ThreadPoolExecutor(1)
-    if config.fail == "stuck":
+    if config.fail in ("stuck", "unfinished", "unfinished-bug"):
         never.submit(threading.Event().wait)
     async with ServiceHost(config) as host:
         await host.start(["diptych.v1.Inference"])
@@ -47,6 +49,11 @@ async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> Non
         if config.fail == "stuck":
             raise StuckThreadError("a thread is stuck")
         await stop.wait()
+        if config.fail.startswith("unfinished"):
+            errors: list[Exception] = [UnfinishedStartError("a thread goes on")]
+            if config.fail.endswith("bug"):
+                errors.append(ValueError("a bug"))
+            raise ExceptionGroup("as a task group raises it", errors)
         host.set_serving(False)
         if config.fail == "hang":
             await asyncio.sleep(3600)

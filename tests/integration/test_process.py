@@ -104,6 +104,26 @@ def test_it_does_not_wait_for_a_thread_that_is_stuck(tmp_path: Path) -> None:
     assert "StuckThreadError: a thread is stuck" in json.loads(log.splitlines()[-1])["exception"]
 
 
+def test_who_is_stopped_amid_its_start_ends_well_without_the_thread_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    with role(tmp_path, "--fail", "unfinished") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        got, log = end(process)
+    assert got == 0
+    last = json.loads(log.splitlines()[-1])
+    assert (last["level"], last["message"]) == ("warning", "ended amid its start")
+    assert last["why"] == "a thread goes on"
+
+
+def test_a_bug_amid_such_an_end_is_one(tmp_path: Path) -> None:
+    with role(tmp_path, "--fail", "unfinished-bug") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        got, log = end(process)
+    assert got == 1
+    assert "ValueError: a bug" in json.loads(log.splitlines()[-1])["exception"]
+
+
 @pytest.mark.parametrize(("fail", "code"), [("off-loop", 1), ("off-loop-configuration", 2)])
 def test_it_waits_for_what_runs_beside_the_loop_for_a_moment_only(
     tmp_path: Path, fail: str, code: int

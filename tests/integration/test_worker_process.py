@@ -13,7 +13,7 @@ from diptych.engine.engine import MAX_FAILED_STEPS
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DiptychError
-from diptych.process import StuckThreadError
+from diptych.process import StuckThreadError, UnfinishedStartError
 from diptych.rpc.channel import open_channel
 from diptych.service_host import ServiceHost
 from diptych.timers import Timers
@@ -184,7 +184,7 @@ async def test_a_worker_that_is_stopped_does_not_wait_for_a_load_that_hangs(
     )
     stop = asyncio.Event()
     try:
-        with pytest.raises(StuckThreadError, match="loading the model"):
+        with pytest.raises(UnfinishedStartError, match="loading the model"):
             async with within(PATIENCE_S):
                 await prefill_app.serve(config, stop, lambda port: stop.set())
     finally:

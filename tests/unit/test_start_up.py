@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diptych.process import StuckThreadError
+from diptych.process import UnfinishedStartError
 from diptych.progress import abandonable, silent
 from diptych.start_up import entered_unless_stopped, unless_stopped
 from diptych.timers import Timers
@@ -64,7 +64,7 @@ async def test_work_that_does_not_come_back_is_left(thread: ThreadPoolExecutor) 
         goes_on.wait(60)
 
     try:
-        with pytest.raises(StuckThreadError, match="a thread is stuck at hanging"):
+        with pytest.raises(UnfinishedStartError, match="a thread goes on with hanging"):
             await unless_stopped(hang, stop, thread=thread, patience_s=0.01, name="hanging")
     finally:
         goes_on.set()

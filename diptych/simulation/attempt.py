@@ -200,7 +200,7 @@ class Attempt:
         following, self._ask_next = self._ask_next, None
         if following is not None:
             following()
-            self._router.second_halves.drop(self)
+            self._router.second_halves.asked(self)
             return
         lease, held = self._lease, self._reservation
         if (lease is None or lease.is_accepted) and (held is None or held.is_granted):

@@ -104,7 +104,7 @@ class SimulatedRouter:
         self._snapshot: Snapshot | None = None
         self.rates = RecentRates(lambda: agenda.now_s)
         self.lengths = OutputLengths()
-        self.second_halves = SecondHalves(self._forget_snapshot)
+        self.second_halves = SecondHalves(self._forget_snapshot, lambda: self.room.pump_soon())
         self._prefill_views = _Views[PrefillView]()
         self._decode_views = _Views[DecodeView]()
         self.backlog = PrefillBacklog(self._backlog_changed)

@@ -56,7 +56,7 @@ class Cluster:
         call now.
         """
         self.prefill_backlog = PrefillBacklog(self._backlog_changed)
-        self.second_halves = SecondHalves(self._forget_snapshot)
+        self.second_halves = SecondHalves(self._forget_snapshot, on_change)
         self._config = config
         self._dialer = Dialer(config.timers, Identity.of(config.tls))
         self._policy = policy

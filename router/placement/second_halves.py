@@ -20,11 +20,12 @@ class _Half(NamedTuple):
 
 
 class SecondHalves:
-    """One router's. Each owner has at most one; who adds one drops it."""
+    """One router's. Each owner has at most one; who adds one asks for it or drops it."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        """``on_change``: a snapshot would be another now."""
+    def __init__(self, on_change: Callable[[], None], on_room: Callable[[], object]) -> None:
+        """``on_change``: a snapshot would be another now; ``on_room``: it has more room."""
         self._on_change = on_change
+        self._on_room = on_room
         self._halves: dict[Hashable, _Half] = {}
 
     def __contains__(self, owner: Hashable) -> bool:
@@ -37,10 +38,16 @@ class SecondHalves:
         self._halves[owner] = half
         self._on_change()
 
-    def drop(self, owner: Hashable) -> None:
-        """It is asked for now, or will not be. Idempotent."""
+    def asked(self, owner: Hashable) -> None:
+        """It is asked for now, and counts by that. Idempotent."""
         if self._halves.pop(owner, None) is not None:
             self._on_change()
+
+    def drop(self, owner: Hashable) -> None:
+        """It will not be asked for. Idempotent."""
+        if owner in self._halves:
+            self.asked(owner)
+            self._on_room()
 
     def over(self, snapshot: Snapshot) -> Snapshot:
         """The same workers as if all these halves had been asked for."""

@@ -379,12 +379,13 @@ class Dispatch:
         if pair is None:
             return
         if self in halves:
-            self._forget_second_half()
+            self._in_order = None
+            halves.asked(self)
         else:
             halves.add(self, pair, worker, len(self._request.shape.prompt_ids))
 
     def _forget_second_half(self) -> None:
-        """It is asked for, or the request is placed anew."""
+        """The request is placed anew."""
         self._in_order = None
         self._services.cluster.second_halves.drop(self)
 

@@ -289,6 +289,23 @@ async def test_the_loss_of_the_last_pair_is_news_too() -> None:
     assert world.cluster.snapshot().has_prefill, "another process may fit"
 
 
+async def test_who_waits_is_told_of_the_room_of_a_half_that_will_not_be_asked_for() -> None:
+    """Its first one was refused, and its request is elsewhere already: nobody else would tell."""
+    world = World(prefill=1, decode=1)
+    world.says("d0:1", max_num_seqs=1)
+    pair = Paired(WorkerId("p0:1", "p0:1-1"), WorkerId("d0:1", "d0:1-1"))
+    halves, query = world.cluster.second_halves, Query(num_tokens=100, num_max_tokens=200)
+    halves.add("request", pair, pair.prefill, 100)
+    assert world.policy.place(query, world.cluster.snapshot()) is None
+    world.num_changes = 0
+    halves.drop("request")
+    assert world.num_changes == 1
+    assert world.policy.place(query, world.cluster.snapshot()) is not None
+    halves.add("request", pair, pair.prefill, 100)
+    halves.asked("request")
+    assert world.num_changes == 1
+
+
 async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -15,7 +15,7 @@ def both(worker: WorkerId) -> Snapshot:
 
 def test_a_sequence_and_a_prompt_that_will_follow_are_seen_where_they_go() -> None:
     changes: list[None] = []
-    halves = SecondHalves(lambda: changes.append(None))
+    halves = SecondHalves(lambda: changes.append(None), lambda: None)
     told = Snapshot(both(A).prefill + both(B).prefill, both(A).decode + both(B).decode)
     assert halves.over(told) is told
     halves.add("one", Paired(A, B), A, 300)
@@ -37,8 +37,21 @@ def test_a_sequence_and_a_prompt_that_will_follow_are_seen_where_they_go() -> No
     assert len(changes) == 6
 
 
+def test_one_that_will_not_be_asked_for_leaves_room_and_one_that_is_does_not() -> None:
+    told: list[str] = []
+    halves = SecondHalves(lambda: told.append("changed"), lambda: told.append("room"))
+    halves.add("one", Paired(A, B), A, 300)
+    halves.add("another", Paired(A, B), A, 300)
+    halves.asked("one")
+    assert told == ["changed"] * 3
+    for _ in range(2):
+        halves.drop("another")
+        halves.drop("one")
+    assert told == [*["changed"] * 4, "room"]
+
+
 def test_of_a_worker_that_says_little_as_much_is_seen() -> None:
-    halves = SecondHalves(lambda: None)
+    halves = SecondHalves(lambda: None, lambda: None)
     halves.add("one", Paired(P1, D1), D1, 40)
     silent = replace(view_p(P1), engine=None)
     (seen,) = halves.over(Snapshot((silent,))).prefill

@@ -1,6 +1,5 @@
 """Memory that a child process can map: the KV pool, where its transport runs in a child."""
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -37,13 +36,23 @@ class SharedBytes:
             raise
         for page in range(0, num_bytes, _PAGE_BYTES):
             self.buffer[page] = 0  # what nobody touched cannot be collapsed
-        with contextlib.suppress(OSError):  # an older kernel, or one without
-            space.madvise(_MADV_COLLAPSE, begin, num_bytes)
+        _collapse(self.buffer)
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, None
         if fd is not None:
             os.close(fd)
+
+
+def _collapse(buffer: memoryview) -> None:
+    """Onto huge pages, unless the kernel is an older one, or has none.
+
+    Python's own call holds the interpreter's lock, for seconds: nobody would hear a signal.
+    """
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    libc.madvise(address, len(buffer), _MADV_COLLAPSE)
 
 
 def _map(fd: int, buffer: memoryview) -> None:

@@ -88,9 +88,16 @@ class StepCost(NamedTuple):
             + work.num_attention_pairs * self.attention_pair_s
         )
 
+    def decoding_s(self, num_rows: int, num_context_tokens: int) -> float:
+        """Of one step without prompts."""
+        rows_s = self.rows_s(num_rows)
+        return self.fixed_s + rows_s + num_context_tokens * self.context_token_s
+
     def rows_s(self, num_rows: float, num_steps: int = 1) -> float:
         """Of what :meth:`expected_s` is, the part of so many rows without their context."""
         rows_s = num_rows * self.row_s
+        if not self.more_row_s:
+            return rows_s
         for count, more_s in zip(ROW_COUNTS, self.more_row_s, strict=False):
             num_beyond = num_rows - num_steps * count
             if num_beyond <= 0:

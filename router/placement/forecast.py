@@ -31,8 +31,9 @@ class Spread(NamedTuple):
         """How likely it takes longer."""
         if within_s <= 0.0:
             return 1.0
-        over = math.log(within_s) - self.middle
-        return 0.5 * math.erfc(_SPREADS * over / self.upper) if self.upper else float(over < 0.0)
+        middle, upper = self
+        over = math.log(within_s) - middle
+        return 0.5 * math.erfc(_SPREADS * over / upper) if upper else float(over < 0.0)
 
 
 class Span(NamedTuple):
@@ -60,11 +61,12 @@ class Span(NamedTuple):
     @property
     def spread(self) -> Spread:
         """If it is spread evenly around what is expected."""
-        if self.expected_s <= 0.0:
+        expected_s, upper_s = self
+        if expected_s <= 0.0:
             return Spread(-math.inf, 0.0)
-        middle = math.log(self.expected_s)  # their ratios may be too great, or too small
-        is_spread = self.upper_s > self.expected_s
-        return Spread(middle, max(0.0, math.log(self.upper_s) - middle) if is_spread else 0.0)
+        middle = math.log(expected_s)  # their ratios may be too great, or too small
+        is_spread = upper_s > expected_s
+        return Spread(middle, max(0.0, math.log(upper_s) - middle) if is_spread else 0.0)
 
     def miss_ratio(self, within_s: float) -> float:
         """How likely it takes longer."""
@@ -99,7 +101,7 @@ def of_prefill(
     left_s, since = running.left_s, _sent_since(engine, prompt)
     num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
     num_passed = max(0, num_passed - engine.num_prompt_tokens)
-    queued = _part(_prompts(engine.work), num_ahead).plus(since)
+    queued = _part(engine.work, num_ahead).plus(since)
     behind = _part(queued, max(0, queued.num_prefill_tokens - num_passed - running.num_tokens))
     if num_passed and left_s < 0.0 < running.step_s:
         left_s %= running.step_s  # the one that runs is another of those that it passes
@@ -110,7 +112,7 @@ def of_prefill(
         expected_s = max(expected_s, _steps_s(engine, since.plus(prompt))[0])
     if running.is_timed and engine.num_computed_tokens:
         # Some of ours are gone, and not all that are were computed.
-        left = _part(_prompts(engine.work), running.num_told)
+        left = _part(engine.work, running.num_told)
         expected_s = min(expected_s, _steps_s(engine, left.plus(since).plus(prompt))[0])
     first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio)
     return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
@@ -132,9 +134,9 @@ def queued_stall_s(view: DecodeView, num_tokens: int, step_s: float) -> float:
     ``num_tokens``.
     """
     engine = _computing(view)
-    if engine is None:
+    if engine is None or not _has_prompts(engine):
         return 0.0
-    queued = _prompts(engine.work).plus(_sent_since(engine, StepWork.of_prompt(num_tokens, 0)))
+    queued = engine.work.plus(_sent_since(engine, StepWork.of_prompt(num_tokens, 0)))
     total_s, num_steps = _steps_s(engine, queued)
     is_at_them = engine.work.num_prefill_tokens and engine.prefill_age_s is not None
     over_s = max(0.0, engine.prefill_age_s or 0.0) if is_at_them else 0.0
@@ -151,11 +153,11 @@ class Queue(NamedTuple):
 def of_prompts(view: DecodeView, now_s: float) -> Queue:
     """Those that it was given; none where that is not known."""
     engine = _computing(view)
-    if engine is None:
+    if engine is None or not _has_prompts(engine):
         return Queue()
-    running, since = _running(engine, now_s), _sent_since(engine, StepWork())
+    running, since = _running(engine, now_s), _sent_since(engine, _NOTHING)
     num_ahead = engine.work.num_prefill_tokens if running.is_timed else running.num_told
-    queued = _part(_prompts(engine.work), num_ahead).plus(since)
+    queued = _part(engine.work, num_ahead).plus(since)
     behind_s, _ = _steps_s(engine, _part(queued, queued.num_prefill_tokens - running.num_tokens))
     if not running.is_timed:
         return Queue(running.step_s, behind_s)
@@ -189,7 +191,7 @@ def of_decode(
 
     def pace(num: int) -> Span:
         num_context = there.num_context_tokens + (num - there.num_decode_rows) * num_tokens
-        token_s = cost.expected_s(StepWork(num, num_context)) / left_ratio
+        token_s = cost.decoding_s(num, num_context) / left_ratio
         return Span(token_s, token_s * cost.upper_ratio)
 
     return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
@@ -216,7 +218,7 @@ def alone_s(view: DecodeView, num_tokens: int) -> float | None:
     engine = view.engine
     if engine is None or not engine.knows_decode:
         return None
-    return engine.model.decode.expected_s(StepWork(1, num_tokens))
+    return engine.model.decode.decoding_s(1, num_tokens)
 
 
 def _computing(view: PrefillView | DecodeView) -> EngineView | None:
@@ -225,6 +227,11 @@ def _computing(view: PrefillView | DecodeView) -> EngineView | None:
     if engine is None or not engine.knows_prefill or not engine.max_batched_tokens:
         return None
     return engine
+
+
+def _has_prompts(engine: EngineView) -> bool:
+    """Whether it told of some, or was sent some since."""
+    return bool(engine.work.num_prefill_tokens or engine.num_departed_tokens)
 
 
 def _steps_s(engine: EngineView, prompts: StepWork) -> tuple[float, int]:
@@ -287,7 +294,7 @@ def _running(engine: EngineView, now_s: float) -> _Running:
     num_running = said.num_prefill_tokens if is_timed else num_told
     if num_running:
         num_tokens = min(engine.num_prompt_tokens, num_running)
-        step_s, _ = _steps_s(engine, _part(_prompts(said), num_tokens))
+        step_s, _ = _steps_s(engine, _part(said, num_tokens))
         if engine.prefill_age_s is None:
             return _Running(num_told, False, num_tokens, step_s, 0.5 * step_s)
         since_s = min(max(0.0, now_s - engine.heard_s), _LONGEST_SILENCE_S)
@@ -310,14 +317,9 @@ def _sent_since(engine: EngineView, prompt: StepWork) -> StepWork:
     return StepWork(0, 0, num_tokens, round(pairs))
 
 
-def _prompts(work: StepWork) -> StepWork:
-    """Without what decodes."""
-    return StepWork(0, 0, work.num_prefill_tokens, work.num_attention_pairs)
-
-
-def _part(prompts: StepWork, num_tokens: int) -> StepWork:
-    """Of prompts, so many tokens."""
-    if num_tokens == prompts.num_prefill_tokens:
-        return prompts
-    share = num_tokens / (prompts.num_prefill_tokens or 1)
-    return StepWork(0, 0, num_tokens, round(share * prompts.num_attention_pairs))
+def _part(work: StepWork, num_tokens: int) -> StepWork:
+    """Of its prompts, so many tokens; of what decodes it may have anything."""
+    if num_tokens == work.num_prefill_tokens:
+        return work
+    share = num_tokens / (work.num_prefill_tokens or 1)
+    return StepWork(0, 0, num_tokens, round(share * work.num_attention_pairs))

@@ -11,7 +11,7 @@ from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
 V = TypeVar("V", bound=PrefillView | DecodeView)
 
 
-def tells_prefill(view: PrefillView) -> bool:
+def tells_prefill(view: PrefillView | DecodeView) -> bool:
     """Whether the steps of its kind are known."""
     engine = view.engine
     return engine is not None and engine.max_batched_tokens > 0 and engine.knows_prefill
@@ -56,8 +56,7 @@ def looks_apart_s(view: DecodeView) -> float:
     engine = view.engine
     if engine is None:
         return 0.0
-    there = StepWork(view.num_sequences, engine.work.num_context_tokens)
-    return engine.model.decode.expected_s(there)
+    return engine.model.decode.decoding_s(view.num_sequences, engine.work.num_context_tokens)
 
 
 def has_all_room(snapshot: Snapshot) -> bool:

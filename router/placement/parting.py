@@ -196,10 +196,10 @@ class Parting:
         Two workers can part in one way only. Where one phase takes much more than half of the work
         its worker is short of time while the other one idles, so each does both.
         """
+        if not snapshot.prefill or len(snapshot.decode) > _TWO:
+            return None
         computing = {view.worker for view in snapshot.prefill}
         decoding = {view.worker for view in snapshot.decode if view.local_prefill}
-        if not computing or len(snapshot.decode) > _TWO:
-            return None
         if computing != decoding or len(decoding) < len(snapshot.decode):
             return None  # one has but one role
         if len(decoding) == _TWO and self._two_had_best_part(snapshot):

@@ -51,7 +51,8 @@ def near(
     if holders:
         having = [view for view in views if view.worker.incarnation in holders]
         most = nsmallest(NUM_HOLDERS, having, key=lambda view: num_missing(view.worker))
-        near += [view for view in most if view not in near]
+        found = {view.worker for view in near}
+        near += [view for view in most if view.worker not in found]
     return Chosen(near, views, looks)
 
 

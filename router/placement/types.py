@@ -145,7 +145,8 @@ class DecodeView:
         In the place of one that gives way if need be. The last place is not for a payer that has
         more than half of them, where another has little.
         """
-        return self._num_places is None or self._num_places > self._keeps_last
+        num_places = self._num_places
+        return num_places is None or num_places > self._keeps_last
 
     @property
     def has_last_place(self) -> bool:

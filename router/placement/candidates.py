@@ -1,18 +1,14 @@
 """Every placement that a request may have, and what each would cost everybody. Pure."""
 
-from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from heapq import heapify, heappop
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.eligible import is_pair, usable
 from router.placement.forecast import (
     DecodeForecast,
     PrefillForecast,
-    Queue,
     Span,
     exposed_s,
     lasting_prompts_ratio,
@@ -28,7 +24,6 @@ from router.placement.glance import (
     tells_prefill,
 )
 from router.placement.loss import (
-    NO_TOLL,
     Bystanders,
     Consequences,
     Toll,
@@ -49,22 +44,19 @@ from router.placement.types import (
     Snapshot,
     WorkerId,
 )
+from router.placement.weighed import (
+    PER_OBJECTIVE,
+    Beside,
+    Candidate,
+    Decoder,
+    Least,
+    Loss,
+    Source,
+    Target,
+    Weighed,
+)
 
 _ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
-_PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
-_ROUNDING: Final = 1e-9  # of what is added in another order
-
-
-class Loss(NamedTuple):
-    """What a candidate costs all whom it concerns; the least is the best."""
-
-    objectives: int  # twentieths of one that is missed because of it, by expectation
-    seconds: float
-    rank: bytes  # among equals
-
-
-Candidate = tuple[Loss, Outlook]
-_loss = itemgetter(0)
 
 
 class Overheads(NamedTuple):
@@ -72,111 +64,6 @@ class Overheads(NamedTuple):
 
     first_token_s: float
     handoff_s: float  # and beside its pull
-
-
-class _Least(NamedTuple):
-    """What one of a pair costs at the least, whatever the other one is."""
-
-    objectives: float
-    seconds: float
-
-
-class _Source(NamedTuple):
-    """A worker that would compute a prompt for another one."""
-
-    view: PrefillView
-    num_computed: int  # of the prompt's tokens, the last ones
-    computed: PrefillForecast
-    first_token: Span  # with what it takes beside steps
-    late_ratio: float  # how likely that is later than it is wanted
-    toll: Toll  # of those that decode there
-    against: float  # objectives that speak against it, beside those that are missed
-    rank: bytes  # among equals
-
-    @property
-    def least(self) -> _Least:
-        num_lost = self.late_ratio + self.toll.missed.num_all + self.against
-        return _Least(num_lost, self.first_token.expected_s + self.toll.seconds)
-
-
-class _Decoder(NamedTuple):
-    """A worker that would decode."""
-
-    view: DecodeView
-    pace: DecodeForecast
-    told: ToldPaces
-    num_kept_out: float  # prompts that ought to be computed there, and could not be
-    rank: bytes  # among equals
-
-
-class _Target(NamedTuple):
-    """One that would decode what another worker computes."""
-
-    decoder: _Decoder
-    num_missing: int  # tokens
-    step_s: float  # that runs there when they have come, without prompts; 0: none does
-    prompts: Queue  # that it was given
-    toll: Toll
-    against: float
-
-    def least(self, tpot_s: float | None, num_output_tokens: int) -> _Least:
-        pace = self.decoder.pace.after
-        num_lost = self.toll.missed.num_all + self.against + self.decoder.num_kept_out
-        num_lost += least_slow_ratio(pace, tpot_s)
-        return _Least(num_lost, num_output_tokens * pace.expected_s + self.toll.seconds)
-
-
-# A pair, behind what it costs at the least, as of a Loss, and its number. A plain tuple: each
-# placement makes hundreds.
-_Bounded = tuple[tuple[int, float], int, _Source, _Target]
-
-
-class Weighed:
-    """The candidates of one request; a pair is looked at in full where its parts do not tell
-    already that it is none of the best.
-    """
-
-    def __init__(
-        self,
-        alone: Sequence[Candidate],
-        pairs: Sequence[_Bounded],
-        look: Callable[[_Source, _Target], Candidate],
-    ) -> None:
-        """Of decode workers ``alone``; ``look`` is at one of the pairs."""
-        self._alone, self._pairs, self._look = alone, pairs, look
-
-    def __len__(self) -> int:
-        return len(self._alone) + len(self._pairs)
-
-    @property
-    def soonest_s(self) -> float | None:
-        """When the first token would come of whichever has it first; None: there is none."""
-        alone = (outlook.ttft_s for _, outlook in self._alone)
-        pairs = (source.first_token.expected_s for _, _, source, _ in self._pairs)
-        return min((*alone, *pairs), default=None)
-
-    def best(self, num: int) -> list[Candidate]:
-        """So many that lose the least, in that order; fewer: there are no more."""
-        found = sorted(self._alone, key=_loss)[:num]
-        pairs = list(self._pairs)
-        heapify(pairs)  # few of them are looked at
-        while pairs:
-            least, _, source, target = heappop(pairs)
-            if len(found) == num and least > found[-1][0][:2]:
-                break
-            insort(found, self._look(source, target), key=_loss)
-            del found[num:]
-        return found
-
-    def where(self, is_wanted: Callable[[WorkerId | None, WorkerId], bool]) -> list[Candidate]:
-        """Those on such workers: for the prompt (None: the other one), and to decode."""
-        alone = [each for each in self._alone if is_wanted(None, each[1].decode)]
-        pairs = (
-            self._look(source, target)
-            for _, _, source, target in self._pairs
-            if is_wanted(source.view.worker, target.decoder.view.worker)
-        )
-        return [*alone, *pairs]
 
 
 def weigh(
@@ -233,6 +120,11 @@ class _Candidates:
         self._ttft_s, self._tpot_s = query.objectives[:2]
         self._num_output = query.num_answer_tokens
         self._missing: dict[WorkerId, int] = {}
+        self._prompts: dict[int, StepWork] = {}  # by how much is missing
+        self._told: dict[WorkerId, ToldPaces] = {}  # of those that would decode
+        self._decoding: dict[WorkerId, DecodeView] = {}  # all
+        self._besides: dict[WorkerId, Beside] = {}
+        self._whole: dict[WorkerId, Candidate] = {}  # that do both
 
     def weighed(
         self, snapshot: Snapshot, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
@@ -240,7 +132,7 @@ class _Candidates:
         query, parts = self._query, self._parts
         may_be_local = not query.needs_prefill and any(view.local_prefill for view in decodes)
         if not decodes or not (prefills or may_be_local):
-            return Weighed((), (), self._pair)  # as long as all are full, many ask
+            return Weighed((), (), self._look, self._beside)  # as long as all are full, many ask
         holders = self._plain.holders(query)
         near_p, near_d = partnered(
             near(prefills, holders, parts.decoding, looks_to_wait_s, self._num_missing),
@@ -261,71 +153,77 @@ class _Candidates:
             lambda source, target: is_pair(query, source[0], target[0]),
         )
         decoders = [self._decoder(view, pace) for view, pace in few_d]
-        told = {decoder.view.worker: decoder.told for decoder in decoders}
-        sources = self._sources(snapshot, few_p, told)
-        targets = [self._target(decoder) for decoder in decoders if sources]
-        alone = [each for each in map(self._alone, decoders) if each is not None]
-        return Weighed(alone, self._bounded(sources, targets), self._pair)
+        self._told = {decoder.view.worker: decoder.told for decoder in decoders}
+        self._decoding = {view.worker: view for view in snapshot.decode}
+        targets = [self._target(each, is_paired=bool(few_p)) for each in decoders]
+        sources = [self._source(view, computed, targets) for view, computed in few_p]
+        paired = [source for source in sources if source.targets]
+        return Weighed(targets, paired, self._look, self._beside)
 
-    def _bounded(self, sources: Sequence[_Source], targets: Sequence[_Target]) -> list[_Bounded]:
-        """Every pair."""
-        of_targets = [(each, *each.least(self._tpot_s, self._num_output)) for each in targets]
-        pairs = list[_Bounded]()
-        for source in sources:
-            num_lost, seconds = source.least
-            num_lost -= _ROUNDING
-            for target, their_lost, their_s in of_targets:
-                if is_pair(self._query, source.view, target.decoder.view):
-                    at_least = round((num_lost + their_lost) * _PER_OBJECTIVE)
-                    least_s = (seconds + their_s) * (1.0 - _ROUNDING)
-                    pairs.append(((at_least, least_s), len(pairs), source, target))
-        return pairs
+    def _source(
+        self, view: PrefillView, computed: PrefillForecast, targets: Sequence[Target]
+    ) -> Source:
+        """For those of the ``targets`` that can pull from it."""
+        query, worker = self._query, view.worker
+        first = computed.first_token.later(self._overheads.first_token_s)
+        return Source(
+            view,
+            self._prompt(worker).num_prefill_tokens,
+            computed,
+            first,
+            self._late_ratio(first),
+            [target for target in targets if is_pair(query, view, target.decoder.view)],
+            self._plain.rank(worker),
+        )
 
-    def _sources(
-        self,
-        snapshot: Snapshot,
-        few: Sequence[tuple[PrefillView, PrefillForecast]],
-        known: Mapping[WorkerId, ToldPaces],
-    ) -> list[_Source]:
+    def _beside(self, source: Source) -> Beside:
+        """Worked out once."""
+        worker = source.view.worker
+        beside = self._besides.get(worker)
+        if beside is None:
+            view = self._decoding.get(worker)
+            beside = Beside() if view is None else self._beside_decoding(view, source.computed)
+            self._besides[worker] = beside
+        return beside
+
+    def _beside_decoding(self, view: DecodeView, computed: PrefillForecast) -> Beside:
+        """What the prompt that is ``computed`` there for another costs those of that view."""
         num_tokens = self._query.num_tokens
-        workers = {view.worker for view, _ in few}
-        decoding = {view.worker: view for view in snapshot.decode if view.worker in workers}
-        sources = []
-        for view, computed in few:
-            beside = decoding.get(view.worker)
-            running = None if beside is None else of_decode(beside, num_tokens)
-            toll, against = NO_TOLL, 0.0
-            if beside is not None and running is not None:
-                stalled_s = computed.stall_s(running.before.expected_s)
-                there = running._replace(after=running.before)
-                told = known.get(view.worker) or told_paces(beside, running, num_tokens)
-                told = told.beside(computed)._replace(after=told.before)  # it decodes elsewhere
-                toll = self._toll(Bystanders(there, stalled_s, beside.promised, told))
-                is_astray = running.num_rows and view.worker in self._parts.decoding
-                against = _ASTRAY * bool(is_astray)
-            first = computed.first_token.later(self._overheads.first_token_s)
-            num_computed = self._prompt(view.worker).num_prefill_tokens
-            late_ratio, rank = self._late_ratio(first), self._plain.rank(view.worker)
-            sources.append(
-                _Source(view, num_computed, computed, first, late_ratio, toll, against, rank)
-            )
-        return sources
+        running = of_decode(view, num_tokens)
+        if running is None:
+            return Beside()
+        stalled_s = computed.stall_s(running.before.expected_s)
+        there = running._replace(after=running.before)
+        told = self._told.get(view.worker) or told_paces(view, running, num_tokens)
+        told = told.beside_elsewhere(computed)
+        toll = self._toll(Bystanders(there, stalled_s, view.promised, told))
+        is_astray = running.num_rows and view.worker in self._parts.decoding
+        return Beside(toll, _ASTRAY * bool(is_astray))
 
-    def _decoder(self, view: DecodeView, pace: DecodeForecast) -> _Decoder:
+    def _decoder(self, view: DecodeView, pace: DecodeForecast) -> Decoder:
         is_astray = view.worker in self._parts.computing
         num_kept_out = self._num_kept_out(view, pace) if is_astray else 0.0
         told = told_paces(view, pace, self._query.num_tokens)
-        return _Decoder(view, pace, told, num_kept_out, self._plain.rank(view.worker))
+        return Decoder(view, pace, told, num_kept_out, self._plain.rank(view.worker))
 
-    def _target(self, decoder: _Decoder) -> _Target:
+    def _target(self, decoder: Decoder, *, is_paired: bool) -> Target:
         view, pace = decoder.view, decoder.pace
-        return _Target(
+        may_be_alone = view.local_prefill and not self._query.needs_prefill and tells_prefill(view)
+        if not is_paired:
+            return Target(decoder, may_be_alone)
+        toll = self._toll(Bystanders(pace, 0.0, view.promised, decoder.told))
+        against = _ASTRAY * (view.worker in self._parts.computing)
+        num_lost = toll.missed.num_all + against + decoder.num_kept_out
+        num_lost += least_slow_ratio(pace.after, self._tpot_s)
+        return Target(
             decoder,
+            may_be_alone,
             self._num_missing(view.worker),
             pace.before.expected_s if pace.num_rows else 0.0,
             of_prompts(view, self._query.now_s),
-            self._toll(Bystanders(pace, 0.0, view.promised, decoder.told)),
-            _ASTRAY * (view.worker in self._parts.computing),
+            toll,
+            against,
+            Least(num_lost, self._num_output * pace.after.expected_s + toll.seconds),
         )
 
     def _of_decode(self, view: DecodeView) -> DecodeForecast | None:
@@ -335,7 +233,7 @@ class _Candidates:
         num_tokens = self._query.num_tokens
         lasting = lasting_prompts_ratio(view, num_tokens)
         if view.worker not in self._parts.decoding or not lasting:
-            return of_decode(view, num_tokens)
+            return of_decode(view, num_tokens, lasting)
         plain = of_decode(view, num_tokens, 0.0)
         if plain is None:
             return None
@@ -346,7 +244,10 @@ class _Candidates:
         prompt_s = self._parting.prompt_s(view)
         return num_kept_out(prompt_s, pace.after, self._tpot_s, self._num_output)
 
-    def _pair(self, source: _Source, target: _Target) -> Candidate:
+    def _look(self, source: Source | None, target: Target) -> Candidate:
+        return self._alone(target.decoder) if source is None else self._pair(source, target)
+
+    def _pair(self, source: Source, target: Target) -> Candidate:
         handoff_s = self._overheads.handoff_s
         handoff_s += exposed_s(
             source.view,
@@ -359,20 +260,25 @@ class _Candidates:
         pace = target.decoder.pace.after
         slow = slow_ratio(pace, self._tpot_s, self._num_output, handoff_s, waits_s)
         wait_s = sum(waits_s) / (len(waits_s) or 1)
-        tolls = (target.toll, source.toll)
+        beside = self._beside(source)
+        tolls = (target.toll, beside.toll)
         come = Consequences(
             source.first_token, source.late_ratio, pace, slow, tolls, handoff_s, wait_s
         )
-        return self._valued(target.decoder, come, source.against + target.against, source)
+        return self._valued(target.decoder, come, beside.against + target.against, source)
 
-    def _alone(self, decoder: _Decoder) -> Candidate | None:
-        """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
-        view, pace, query = decoder.view, decoder.pace, self._query
-        if not view.local_prefill or query.needs_prefill:
-            return None
-        computed = of_prefill(view, self._prompt(view.worker), query.now_s)
-        if computed is None:
-            return None
+    def _alone(self, decoder: Decoder) -> Candidate:
+        """The decode worker computes the prompt itself. Worked out once."""
+        worker = decoder.view.worker
+        found = self._whole.get(worker)
+        if found is None:
+            found = self._whole[worker] = self._computing_alone(decoder)
+        return found
+
+    def _computing_alone(self, decoder: Decoder) -> Candidate:
+        view, pace = decoder.view, decoder.pace
+        computed = of_prefill(view, self._prompt(view.worker), self._query.now_s)
+        assert computed is not None, "its steps with parts of prompts are known"
         first = computed.first_token.later(self._overheads.first_token_s)
         stalled_s = computed.stall_s(pace.before.expected_s)
         told = decoder.told.beside(computed)
@@ -384,7 +290,7 @@ class _Candidates:
         return self._valued(decoder, come, _ASTRAY * is_astray)
 
     def _valued(
-        self, decoder: _Decoder, come: Consequences, against: float, source: _Source | None = None
+        self, decoder: Decoder, come: Consequences, against: float, source: Source | None = None
     ) -> Candidate:
         """What speaks against it beside those that it concerns: ``against``, in objectives, and
         prompts that it would keep out of where they ought to be computed. Without a source the
@@ -404,7 +310,7 @@ class _Candidates:
             missed.num_own,
             0.0 if source is None else come.gap_s,
         )
-        return Loss(round(num_lost * _PER_OBJECTIVE), seconds, rank), outlook
+        return Loss(round(num_lost * PER_OBJECTIVE), seconds, rank), outlook
 
     def _late_ratio(self, first_token: Span) -> float:
         return 0.0 if self._ttft_s is None else first_token.miss_ratio(self._ttft_s)
@@ -420,5 +326,9 @@ class _Candidates:
         return num
 
     def _prompt(self, worker: WorkerId) -> StepWork:
-        """What ``worker`` would have to compute of it."""
-        return prompt_work(self._query, self._num_missing(worker))
+        """What ``worker`` would have to compute of it. Of most it is the same."""
+        num_missing = self._num_missing(worker)
+        prompt = self._prompts.get(num_missing)
+        if prompt is None:
+            prompt = self._prompts[num_missing] = prompt_work(self._query, num_missing)
+        return prompt

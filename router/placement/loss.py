@@ -17,6 +17,7 @@ class Missed(NamedTuple):
     num_all: float
     num_barring: float  # of these, its own and others' that are not tighter: that hold it
     num_own: float = 0.0  # of these, its own
+    num_told: float = 0.0  # of all, of those that a worker told of
 
 
 class Toll(NamedTuple):
@@ -61,7 +62,7 @@ class Bystanders(NamedTuple):
             if tpot_s is not None:
                 barring += num * self._more_missed(max(tpot_s, their_s), length)
         told = self.told.more_missed(tpot_s, num_output_tokens)
-        return Missed(others + told.num_all, barring + told.num_barring)
+        return Missed(others + told.num_all, barring + told.num_barring, num_told=told.num_all)
 
     def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
         """By how much it is likelier that one of them misses that pace."""

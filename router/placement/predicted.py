@@ -8,7 +8,7 @@ from heapq import nsmallest
 from operator import itemgetter
 from typing import NamedTuple
 
-from router.placement.candidates import Overheads, Weighed, prompt_work, weigh
+from router.placement.candidates import Overheads, prompt_work, weigh
 from router.placement.explanation import Explanation
 from router.placement.forecast import alone_s, of_decode, of_prefill
 from router.placement.glance import busy_workers, has_all_room, idle, prompt_token_s
@@ -34,6 +34,7 @@ from router.placement.types import (
     WorkerId,
 )
 from router.placement.unreachable import too_late, too_slow
+from router.placement.weighed import Weighed
 
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 # Objectives because of one request that may be refused: its own and others', and others' alone.

@@ -44,6 +44,11 @@ class ToldPaces(NamedTuple):
         """With that prompt computed there."""
         return self._replace(stalled_s=computed.stall_s(self.before.expected_s))
 
+    def beside_elsewhere(self, computed: PrefillForecast) -> "ToldPaces":
+        """With that prompt computed there for a worker that decodes it."""
+        stalled_s = computed.stall_s(self.before.expected_s)
+        return self._replace(after=self.before, stalled_s=stalled_s)
+
     def more_missed(self, tpot_s: float | None, num_output_tokens: int) -> MoreMissed:
         """With one more prompt, and for so many tokens one sequence more, which asks for that
         pace; None: for none, and nobody bars it.

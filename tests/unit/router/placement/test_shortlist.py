@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from router.placement.cache_index import CacheIndex
-from router.placement.candidates import Overheads, Weighed, weigh
+from router.placement.candidates import Overheads, weigh
 from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
 from router.placement.shortlist import NUM_WEIGHED, Chosen, partnered
 from router.placement.types import DecodeView, Objectives, PrefillView, Snapshot, WorkerId
+from router.placement.weighed import Weighed
 from tests.unit.router.placement.predicted_world import MODEL, QUERY, view_d, view_p
 
 GOALS = Objectives(6.0, 0.1)

@@ -13,14 +13,16 @@ from diptych.paced import Paced
 from diptych.step_model import StepModel
 from router.placement import candidates
 from router.placement.cache_index import CacheIndex
-from router.placement.candidates import Overheads, Weighed, weigh
+from router.placement.candidates import Overheads, weigh
 from router.placement.forecast import Span
 from router.placement.glance import taken_alike
 from router.placement.loss import least_slow_ratio, slow_ratio
 from router.placement.parting import Parting
 from router.placement.policy import LeastLoaded
 from router.placement.promises import Promised
+from router.placement.shortlist import NUM_WEIGHED
 from router.placement.types import DecodeView, EngineView, Objectives, Snapshot, WorkerId
+from router.placement.weighed import Candidate, Weighed
 from tests.unit.router.placement.predicted_world import MODEL, QUERY, view_d, view_p
 
 NUM_BEST = 4
@@ -91,7 +93,7 @@ def test_few_of_many_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
     num_looked = 0
     look = candidates._Candidates._pair
 
-    def counted(self: Any, source: Any, target: Any) -> candidates.Candidate:
+    def counted(self: Any, source: Any, target: Any) -> Candidate:
         nonlocal num_looked
         num_looked += 1
         return look(self, source, target)
@@ -103,6 +105,39 @@ def test_few_of_many_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
         found.best(NUM_BEST)
         num_pairs += len(found)
     assert 20 < num_looked < 0.4 * num_pairs
+
+
+def test_what_others_lose_is_not_asked_where_the_first_token_would_be_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of twelve workers of both roles, four have no prompts that wait."""
+    asked: list[str] = []
+    look = candidates._Candidates._beside_decoding
+
+    def counted(self: Any, view: DecodeView, computed: Any) -> Any:
+        asked.append(view.worker.incarnation)
+        return look(self, view, computed)
+
+    monkeypatch.setattr(candidates._Candidates, "_beside_decoding", counted)
+    workers = [WorkerId(f"p{i}:1", f"p{i}") for i in range(12)]
+    proven = frozenset(worker.incarnation for worker in workers)
+    decode = [
+        view_d(worker, 5, MODEL, proven=proven - {worker.incarnation}, local_prefill=False)
+        for worker in workers
+    ]
+    prefill = [view_p(worker, 9000 * (i >= NUM_BEST)) for i, worker in enumerate(workers)]
+    query = replace(QUERY, objectives=Objectives(2.0, None))
+    index = CacheIndex(100)
+    plain = LeastLoaded(index, local_below_tokens=0, allow_local=True, allow_recompute=True)
+    snapshot = Snapshot(tuple(prefill), tuple(decode))
+    found = weigh(query, snapshot, plain, Parting(), Overheads(0.01, 0.0))
+    assert found is not None
+    assert not asked
+    best = found.best(NUM_BEST)
+    assert sorted(asked) == ["p0", "p1", "p2", "p3"]
+    every = found.where(lambda *_: True)
+    assert len(asked) == NUM_WEIGHED
+    assert best == nsmallest(NUM_BEST, every, key=itemgetter(0))
 
 
 def test_only_those_on_wanted_workers_are_looked_at() -> None:

@@ -80,7 +80,7 @@ class Guarded:
         if self.guard.regime is Regime.FREE:
             return self._predicted.foresee(query, snapshot, wait_s)
         within_s = query.objectives.ttft_s
-        found = self._fixed(replace(query, as_if_room=True), snapshot)
+        found = self._fixed(query._replace(as_if_room=True), snapshot)
         if within_s is None or found is None:
             return None
         soonest_s = first_token_s(found, query, snapshot, self._plain.num_missing)
@@ -102,7 +102,7 @@ class Guarded:
             snapshot = apart if self._plain.may_come(query, apart) else snapshot
         if self.guard.regime is Regime.TOGETHER:
             found = self._plain.together(query, snapshot)
-        return found or self._plain.place(replace(query, may_refuse=False), snapshot)
+        return found or self._plain.place(query._replace(may_refuse=False), snapshot)
 
     def ended_as(self, seen: Seen) -> None:
         """See :class:`router.placement.types.Policy`."""

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -133,7 +132,7 @@ class LeastLoaded:
 
     def may_come(self, query: Query, snapshot: Snapshot) -> bool:
         """See :class:`router.placement.types.Policy`."""
-        anew = replace(query, as_if_room=True, refused=frozenset())
+        anew = query._replace(as_if_room=True, refused=frozenset())
         return self.place(anew, snapshot) is not None
 
     @property

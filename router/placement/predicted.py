@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from operator import itemgetter
@@ -198,7 +197,7 @@ class Predicted:
             is_early = within_s is None or soonest_s is None or wait_s + soonest_s <= within_s
             if is_early or has_all_room(snapshot):
                 return soonest_s
-        weighed = self._weigh(replace(query, as_if_room=True), snapshot, is_real=False)
+        weighed = self._weigh(query._replace(as_if_room=True), snapshot, is_real=False)
         return None if weighed is None else weighed.soonest_s
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
@@ -265,4 +264,4 @@ def _lacks_prefill(snapshot: Snapshot) -> bool:
 
 def _aimless(query: Query) -> Query:
     """Without what passes from one moment to the next."""
-    return replace(query, objectives=NO_OBJECTIVES, now_s=0.0)
+    return query._replace(objectives=NO_OBJECTIVES, now_s=0.0)

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
@@ -287,8 +287,7 @@ class Seen(NamedTuple):
         return sum(its is not None and goal is not None and its > goal for its, goal in pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Query(NamedTuple):
     """One request that needs workers.
 
     ``failed`` workers and pairs broke something for this request, ``refused`` ones
@@ -320,7 +319,7 @@ class Query:
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""
-        return replace(self, on_decode=decode, num_cached_on_decode=num_cached_tokens)
+        return self._replace(on_decode=decode, num_cached_on_decode=num_cached_tokens)
 
     @property
     def num_answer_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.block_hash import block_keys
@@ -178,8 +178,7 @@ class Dispatch:
     def _whole(self, query: Query) -> Query:
         """With what its machine does not know."""
         num_prompt = len(self._request.shape.prompt_ids)
-        return replace(
-            query,
+        return query._replace(
             block_keys=self._prompt_keys(),
             block_size=self._block_size,
             beside=self._beside,

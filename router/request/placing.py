@@ -1,7 +1,5 @@
 """Asks for workers on behalf of one request, and says when it has waited enough. Pure."""
 
-from dataclasses import replace
-
 from diptych.errors import DiptychError, WorkerLostError
 from router.placement.types import Placement, Query, WorkerId
 from router.request import worker_errors
@@ -72,7 +70,7 @@ class Placing:
         served = self._deps.model_digest()
         if holds_none and self._demanded_digest and not served:
             return None
-        query = replace(self._query(), on_prefill=on_prefill)
+        query = self._query(on_prefill)
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
         placement = self._deps.place(query)
@@ -109,13 +107,14 @@ class Placing:
         has_begun = bool(self._output.token_ids) or self._told.has_begun
         return self._demanded_digest or (self.model_digest if has_begun else "")
 
-    def _query(self) -> Query:
+    def _query(self, on_prefill: WorkerId | None = None) -> Query:
         return Query(
             num_tokens=self._output.num_sequence_tokens,
             num_max_tokens=self._output.num_max_tokens,
             failed=frozenset(self._retry.failed),
             failed_pairs=frozenset(self._retry.failed_pairs),
             refused=frozenset(self._retry.refused),
+            on_prefill=on_prefill,
             needs_prefill=self.needs_prefill,
             takes_spare_only=self._takes_spare_only(),
             may_refuse=self._may_refuse,

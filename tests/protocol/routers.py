@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -281,7 +281,7 @@ class Request:
         self.handle(events.ReservationLost(sequence_id, "the stream broke"))
 
     def _place(self, query: Query) -> Placement | None:
-        query = replace(query, block_keys=self._keys, block_size=BLOCK_SIZE)
+        query = query._replace(block_keys=self._keys, block_size=BLOCK_SIZE)
         return self.router.policy.place(query, self.router.snapshot())
 
     def _sink(self, token_ids: Sequence[int], margins: object, logprobs: object) -> bool:

@@ -71,7 +71,7 @@ async def test_one_prompt_of_each_payer_may_be_sent_beyond() -> None:
     assert snapshot.has_room_for([Asked(b"flood"), Asked(b"light")])
     asks = Query(num_tokens=10, num_max_tokens=20, payer=b"light")
     assert isinstance(world.policy.place(asks, snapshot), Paired)
-    assert world.policy.place(replace(asks, payer=b"flood"), snapshot) is None
+    assert world.policy.place(asks._replace(payer=b"flood"), snapshot) is None
     pool.opened(2, worker, 10, b"light")
     assert not without_local(world).has_room_for([Asked(b"light")])
     pool.opened(4, worker, 10, b"light")

@@ -66,5 +66,5 @@ def place(
     objectives: Objectives = NO_OBJECTIVES,
     query: Query = QUERY,
 ) -> Placement | None:
-    asked = dataclasses.replace(query, objectives=objectives)
+    asked = query._replace(objectives=objectives)
     return made().place(asked, Snapshot(prefills, decodes))

@@ -34,7 +34,7 @@ from tests.unit.router.placement.test_told_paces import (
 def chosen(view: DecodeView, *promises: Promise) -> Outlook:
     """Beside those, for a prompt that is not refused; 40 tokens cannot bear its half a second."""
     view = dataclasses.replace(view, promised=promised(promises))
-    query = dataclasses.replace(QUERY, num_output_tokens=40, may_refuse=False)
+    query = QUERY._replace(num_output_tokens=40, may_refuse=False)
     placement = made().place(query, Snapshot(decode=(view,), has_prefill_pool=False))
     assert isinstance(placement, DecodeOnly)
     assert placement.forecast is not None
@@ -59,7 +59,7 @@ def test_a_tighter_pace_bars_where_even_the_requests_own_is_broken(
     lost_s: float, num_queued: int, is_placed: bool
 ) -> None:
     """21 ms leave 0.2 s more than 20; of who has lost 1.3 s even that is broken as it is."""
-    looser = dataclasses.replace(QUERY, objectives=Objectives(5.0, 0.021))
+    looser = QUERY._replace(objectives=Objectives(5.0, 0.021))
     assert (placed(worker(in_time(lost_s), num_queued=num_queued), query=looser) is not None) is (
         is_placed
     )
@@ -67,14 +67,14 @@ def test_a_tighter_pace_bars_where_even_the_requests_own_is_broken(
 
 def test_who_may_miss_its_pace_as_it_is_is_judged_by_the_steps_that_are_there() -> None:
     """Of 15.5 ms steps of 15 leave little; one sequence more takes 20."""
-    query = dataclasses.replace(TINY, num_output_tokens=90)
+    query = TINY._replace(num_output_tokens=90)
     assert placed(beside_rows(0.0155), query=query) is None
 
 
 def test_one_sequence_more_slows_nobody_down_for_longer_than_it_decodes() -> None:
     """Ten tokens at 20 ms fit into 205, however long the new one stays."""
     view = told_as(worker(Paced(0.05, 0.05 * 110 - 10 * 0.0205, 100, 10)), model=ROWS_COST)
-    assert placed(view, query=dataclasses.replace(TINY, num_output_tokens=90)) is not None
+    assert placed(view, query=TINY._replace(num_output_tokens=90)) is not None
 
 
 @pytest.mark.parametrize(("num_output", "is_placed"), [(10, True), (90, False)])
@@ -82,7 +82,7 @@ def test_whose_prompt_is_computed_elsewhere_is_one_more_where_it_decodes(
     num_output: int, is_placed: bool
 ) -> None:
     target = beside_rows(0.0165, local_prefill=False, proven=frozenset({"p1"}))
-    query = dataclasses.replace(TINY, num_output_tokens=num_output)
+    query = TINY._replace(num_output_tokens=num_output)
     placement = made().place(query, Snapshot((view_p(P1, model=MODEL),), (target,)))
     assert isinstance(placement, Paired) is is_placed
 

@@ -20,9 +20,9 @@ SNAPSHOT = Snapshot(
     (view_d(D1, local_prefill=False),),
     has_prefill_pool=True,
 )
-SOON = replace(QUERY, objectives=Objectives(ttft_s=60.0), may_refuse=True)
-NEVER = replace(QUERY, objectives=Objectives(ttft_s=0.001), may_refuse=True)
-PACED = replace(QUERY, objectives=Objectives(tpot_s=0.0001), may_refuse=True)
+SOON = QUERY._replace(objectives=Objectives(ttft_s=60.0), may_refuse=True)
+NEVER = QUERY._replace(objectives=Objectives(ttft_s=0.001), may_refuse=True)
+PACED = QUERY._replace(objectives=Objectives(tpot_s=0.0001), may_refuse=True)
 
 
 def made() -> ByObjectives:
@@ -34,26 +34,26 @@ def made() -> ByObjectives:
 
 def test_who_wants_nothing_is_placed_by_load() -> None:
     policy = made()
-    placement = policy.place(replace(QUERY, may_refuse=True), SNAPSHOT)
+    placement = policy.place(QUERY._replace(may_refuse=True), SNAPSHOT)
     assert placement == Paired(P1, D1)
     assert isinstance(placement, Paired)
     assert placement.forecast is None
-    assert policy.foresee(replace(QUERY, may_refuse=True), SNAPSHOT, 1e6) is None
+    assert policy.foresee(QUERY._replace(may_refuse=True), SNAPSHOT, 1e6) is None
 
 
 def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else() -> None:
     policy = made()
     far, near = (Objectives(ttft_s, None, 5.0, True) for ttft_s in (60.0, 0.001))
-    query = replace(QUERY, objectives=far, may_refuse=True)
+    query = QUERY._replace(objectives=far, may_refuse=True)
     placement = policy.place(query, SNAPSHOT)
     assert placement == Paired(P1, D1), "by load"
     assert isinstance(placement, Paired)
     assert placement.forecast is None
     assert not policy.has_declined
     assert policy.foresee(query, SNAPSHOT, 0.0) is None
-    hopeless = replace(query, objectives=near)
+    hopeless = query._replace(objectives=near)
     assert (policy.place(hopeless, SNAPSHOT), policy.has_declined) == (None, True)
-    assert policy.place(replace(hopeless, may_refuse=False), SNAPSHOT) == Paired(P1, D1)
+    assert policy.place(hopeless._replace(may_refuse=False), SNAPSHOT) == Paired(P1, D1)
     assert not policy.has_declined
     lost = policy.foresee(hopeless, SNAPSHOT, 0.0)
     assert lost is not None
@@ -67,7 +67,7 @@ def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else
 def test_of_many_whose_deadlines_look_lost_one_is_tried_each_so_often() -> None:
     """Else a forecast that is wrong would be right for ever."""
     policy = made()
-    late = replace(QUERY, objectives=Objectives(0.001, None, 5.0, True), may_refuse=True)
+    late = QUERY._replace(objectives=Objectives(0.001, None, 5.0, True), may_refuse=True)
     placed = []
     for number in range(70):
         if policy.place(late, SNAPSHOT) is not None:
@@ -107,12 +107,12 @@ def test_what_was_promised_counts_whoever_runs_there() -> None:
     policy, pace_s = made(), 0.046
     view = view_d(D1, 2, MODEL, local_prefill=False)
     snapshot = replace(SNAPSHOT, decode=(view,))
-    wants = replace(QUERY, objectives=Objectives(ttft_s=60.0, tpot_s=pace_s), may_refuse=True)
-    before = policy.place(replace(wants, may_refuse=False), snapshot)
+    wants = QUERY._replace(objectives=Objectives(ttft_s=60.0, tpot_s=pace_s), may_refuse=True)
+    before = policy.place(wants._replace(may_refuse=False), snapshot)
     assert isinstance(before, Paired)
     assert before.forecast is not None
     told = replace(view, promised=promised([Promise(), Promise(pace_s, 100)]))
-    after = policy.place(replace(wants, may_refuse=False), replace(snapshot, decode=(told,)))
+    after = policy.place(wants._replace(may_refuse=False), replace(snapshot, decode=(told,)))
     assert isinstance(after, Paired)
     assert after.forecast is not None
     assert after.forecast.chosen.num_barring > before.forecast.chosen.num_barring

@@ -1,7 +1,5 @@
 """Who is the first on a worker is tried: what it timed at its start may have been slowed."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,14 +36,14 @@ NEW = told(NUM_KNOWN_STEPS)
 IDLE = Snapshot(
     (view_p(P1, 0, NEW),), (decoding_only(D1, 0, NEW),)
 )  # 1.2 s for its prompt; 0.05 a token
-TIGHT = dataclasses.replace(QUERY, objectives=Objectives(0.8, 0.03), may_refuse=True)
+TIGHT = QUERY._replace(objectives=Objectives(0.8, 0.03), may_refuse=True)
 
 
 @pytest.mark.parametrize(
     "objectives", [Objectives(0.8), Objectives(None, 0.03), Objectives(0.8, 0.03)]
 )
 def test_the_first_is_tried(objectives: Objectives) -> None:
-    asked = dataclasses.replace(TIGHT, objectives=objectives)
+    asked = TIGHT._replace(objectives=objectives)
     tried = made().place(asked, IDLE)
     assert isinstance(tried, Paired)
     assert tried.forecast is not None
@@ -54,7 +52,7 @@ def test_the_first_is_tried(objectives: Objectives) -> None:
 
 @pytest.mark.parametrize("objectives", [Objectives(0.5), Objectives(9.0, 0.02)])
 def test_what_is_hopeless_is_not_tried(objectives: Objectives) -> None:
-    policy, asked = made(), dataclasses.replace(TIGHT, objectives=objectives)
+    policy, asked = made(), TIGHT._replace(objectives=objectives)
     assert policy.place(asked, IDLE) is None
     assert policy.foresee(asked, IDLE, 0.0) is not None
 
@@ -91,7 +89,7 @@ def test_it_is_not_tried_where_others_may_be_what_makes_it_late() -> None:
 def test_it_is_tried_until_requests_have_shown_what_steps_take(
     computing: StepModel, decoding: StepModel, objectives: Objectives, *, is_tried: bool
 ) -> None:
-    asked = dataclasses.replace(TIGHT, objectives=objectives)
+    asked = TIGHT._replace(objectives=objectives)
     known = decoding_only(D2, 1, told(24, 99, 99))
     other = view_p(P2, 50_000, told(24, 99, 99))
     snapshot = Snapshot((view_p(P1, 0, computing), other), (decoding_only(D1, 0, decoding), known))
@@ -100,7 +98,7 @@ def test_it_is_tried_until_requests_have_shown_what_steps_take(
 
 @given(ttft_s=st.floats(0.3, 3.0), tpot_s=st.floats(0.01, 0.2))
 def test_who_wants_less_is_not_refused_where_others_are_tried(ttft_s: float, tpot_s: float) -> None:
-    asked = dataclasses.replace(TIGHT, objectives=Objectives(ttft_s, tpot_s))
+    asked = TIGHT._replace(objectives=Objectives(ttft_s, tpot_s))
     is_placed = made().place(asked, IDLE) is not None
     assert is_placed is (ttft_s >= 1.2 / 2 and tpot_s >= 0.052 / 2)
 
@@ -110,10 +108,10 @@ def test_who_comes_beside_the_first_waits_rather_than_being_refused() -> None:
     beside = Snapshot((view_p(P1, 1000, NEW),), (decoding_only(D1, 1, NEW),))
     policy = made()
     for objectives in (Objectives(1.3), Objectives(None, 0.03)):
-        asked = dataclasses.replace(TIGHT, objectives=objectives)
+        asked = TIGHT._replace(objectives=objectives)
         assert policy.place(asked, beside) is None
         assert policy.foresee(asked, beside, 0.0) is None
-    hopeless = dataclasses.replace(TIGHT, objectives=Objectives(None, 0.02))
+    hopeless = TIGHT._replace(objectives=Objectives(None, 0.02))
     assert policy.place(hopeless, beside) is None
     assert policy.foresee(hopeless, beside, 0.0) is not None
 
@@ -127,7 +125,7 @@ def test_a_pace_that_no_worker_makes_is_refused_however_new_others_are(
     snapshot = Snapshot(
         (view_p(P1, 0, NEW if is_prefill_new else served),), (decoding_only(D1, 0, served),)
     )
-    asked = dataclasses.replace(TIGHT, objectives=Objectives(9.0, 0.03))
+    asked = TIGHT._replace(objectives=Objectives(9.0, 0.03))
     policy = made()
     assert policy.place(asked, snapshot) is None
     assert policy.foresee(asked, snapshot, 0.0) is not None
@@ -141,14 +139,14 @@ def test_what_first_tokens_take_beside_steps_no_worker_timed() -> None:
     for _ in range(31):
         policy.came_true(first.forecast, first.forecast.chosen.ttft_s + 5.0)
     for ttft_s, is_tried in ((5.5, False), (5.8, True)):
-        asked = dataclasses.replace(TIGHT, objectives=Objectives(ttft_s))
+        asked = TIGHT._replace(objectives=Objectives(ttft_s))
         assert (policy.place(asked, IDLE) is not None) is is_tried
 
 
 def test_of_several_one_that_may_be_in_time_is_taken() -> None:
     served = decoding_only(D2, 0, told(24, 99, 99))
     placed = made().place(
-        dataclasses.replace(TIGHT, objectives=Objectives(9.0, 0.03)),
+        TIGHT._replace(objectives=Objectives(9.0, 0.03)),
         Snapshot((view_p(P1, 0, NEW),), (served, decoding_only(D1, 0, NEW))),
     )
     assert isinstance(placed, Paired)

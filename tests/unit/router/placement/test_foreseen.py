@@ -49,7 +49,7 @@ def foresee(
     chance: float = 0.5,
 ) -> Unreachable | None:
     policy = Predicted(made()._plain, lambda: chance)
-    asked = dataclasses.replace(QUERY, objectives=objectives, may_refuse=True)
+    asked = QUERY._replace(objectives=objectives, may_refuse=True)
     placed = policy.place(asked, Snapshot(prefills, decodes))
     found = policy.foresee(asked, Snapshot(prefills, decodes), wait_s)
     assert found is None or placed is None or wait_s, "it is placed, or else it is refused"
@@ -111,10 +111,10 @@ def test_a_pace_that_will_be_better_is_waited_for_and_one_that_never_is_is_refus
     """Twenty sequences make a step of 0.29 s here, one alone makes it 0.05 s."""
     prefills, crowded = (view_p(P1),), (view_d(D1, 20),)
     within = Objectives(ttft_s=3.0, tpot_s=0.1)
-    asked = dataclasses.replace(QUERY, objectives=within)
+    asked = QUERY._replace(objectives=within)
     snapshot = Snapshot(prefills, crowded)
     assert isinstance(made().place(asked, snapshot), Paired), "admission is off"
-    assert made().place(dataclasses.replace(asked, may_refuse=True), snapshot) is None
+    assert made().place(asked._replace(may_refuse=True), snapshot) is None
     assert foresee(prefills, crowded, within) is None, "it waits"
     found = foresee(prefills, crowded, Objectives(ttft_s=3.0, tpot_s=0.03))
     assert found is not None
@@ -126,7 +126,7 @@ def test_a_pace_that_will_be_better_is_waited_for_and_one_that_never_is_is_refus
 
 def test_nothing_is_refused_while_somebodys_steps_are_not_known() -> None:
     hopeless = Objectives(ttft_s=-1.0, tpot_s=0.0001)
-    asked = dataclasses.replace(QUERY, objectives=hopeless, may_refuse=True)
+    asked = QUERY._replace(objectives=hopeless, may_refuse=True)
     for cold in (
         Snapshot((view_p(P1, 8000, StepModel()),), (view_d(D1),)),
         Snapshot(BUSY, (dataclasses.replace(view_d(D1), engine=None),)),
@@ -137,15 +137,15 @@ def test_nothing_is_refused_while_somebodys_steps_are_not_known() -> None:
 
 
 def test_what_is_bound_already_is_never_refused() -> None:
-    hopeless = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=-1.0), may_refuse=True)
+    hopeless = QUERY._replace(objectives=Objectives(ttft_s=-1.0), may_refuse=True)
     for changes in ({"beside": D2}, {"failed": frozenset({"p2"})}, {"num_max_tokens": 1001}):
-        bound = dataclasses.replace(hopeless, **changes)
+        bound = hopeless._replace(**changes)
         assert made().foresee(bound, Snapshot(BUSY, (view_d(D1),)), 0.0) is None
 
 
 def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_it() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(ttft_s=3.0), may_refuse=True)
     tried = policy.place(asked, snapshot)
     assert isinstance(tried, Paired)
     assert tried.forecast is not None
@@ -166,7 +166,7 @@ def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_i
 
 def test_once_a_stall_is_over_one_probe_says_so() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(ttft_s=3.0), may_refuse=True)
 
     def num_refused() -> int:
         """Until one is placed, which has its first token as early as steps tell."""
@@ -195,7 +195,7 @@ def test_what_made_first_tokens_late_is_forgotten_where_none_came_for_long(
     *, is_asked_in_vain: bool
 ) -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(ttft_s=3.0), may_refuse=True)
     placed = policy.place(asked, snapshot)
     assert isinstance(placed, Paired)
     assert placed.forecast is not None
@@ -205,7 +205,7 @@ def test_what_made_first_tokens_late_is_forgotten_where_none_came_for_long(
     found = policy.foresee(asked, snapshot, 0.0)
     assert found is not None
     assert found.retry_after_s is not None, "it passes: workers that are idle could be in time"
-    later = dataclasses.replace(asked, now_s=31.0)
+    later = asked._replace(now_s=31.0)
     if is_asked_in_vain:  # of those that come to a queue it is asked first
         assert policy.foresee(later, snapshot, 0.0) is None
     assert isinstance(policy.place(later, snapshot), Paired)
@@ -231,7 +231,7 @@ def test_while_no_prefill_worker_is_there_others_are_weighed_as_where_none_shall
     assert busy.engine is not None
     work = busy.engine.work._replace(num_prefill_tokens=20_000)
     busy = dataclasses.replace(busy, engine=dataclasses.replace(busy.engine, work=work))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, tpot_s), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(3.0, tpot_s), may_refuse=True)
     placed = made().place(asked, Snapshot((), (busy, idle)))
     assert isinstance(placed, DecodeOnly)
     assert (placed.decode, placed.why) == (D1, Why.NO_PREFILL)
@@ -248,7 +248,7 @@ def test_where_nobody_may_compute_locally_it_is_waited_for_prefill_workers() -> 
         CacheIndex(100), local_below_tokens=0, allow_local=False, allow_recompute=True
     )
     policy, snapshot = Predicted(plain, lambda: 0.5), Snapshot((), (view_d(D1, 0, MODEL),))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(0.001), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(0.001), may_refuse=True)
     assert policy.place(asked, snapshot) is None
     assert policy.foresee(asked, snapshot, 0.0) is None
 
@@ -261,7 +261,7 @@ def test_what_is_merely_foreseen_parts_nobody() -> None:
         tuple(view_p(worker) for worker in views),
         tuple(view_d(worker, 0, MODEL, max_num_seqs=4) for worker in views),
     )
-    asked = dataclasses.replace(QUERY, objectives=Objectives(60.0, 0.5))
+    asked = QUERY._replace(objectives=Objectives(60.0, 0.5))
     parts = set()
     for _ in range(12):
         policy.place(asked, snapshot)
@@ -275,7 +275,7 @@ def test_what_is_merely_foreseen_parts_nobody() -> None:
 def test_who_is_tried_is_one_of_many_refused_in_a_row() -> None:
     """Each between two that are placed is none of those."""
     policy, snapshot = made(), Snapshot((view_p(P1, 8000),), (view_d(D1),))
-    late = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    late = QUERY._replace(objectives=Objectives(ttft_s=3.0), may_refuse=True)
     for _ in range(100):
         assert policy.place(QUERY, snapshot) is not None
         assert policy.place(late, snapshot) is None
@@ -287,8 +287,8 @@ def test_a_worker_that_is_idle_while_many_are_refused_is_tried_though_others_ser
     slow = StepModel(MODEL.decode._replace(fixed_s=1.0), MODEL.prefill)
     idle, busy = view_d(D2, 0, slow), view_d(D1, 20)
     policy, snapshot = made(), Snapshot((view_p(P1),), (busy, idle))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
-    hopeless = dataclasses.replace(asked, objectives=Objectives(0.001, 0.1))
+    asked = QUERY._replace(objectives=Objectives(3.0, 0.1), may_refuse=True)
+    hopeless = asked._replace(objectives=Objectives(0.001, 0.1))
     roomy = Snapshot((view_p(P1),), (view_d(D1), idle))
     for number in range(16):
         assert policy.place(asked, snapshot) is None, number
@@ -308,13 +308,13 @@ def test_none_is_tried_where_the_pace_is_not_at_fault_or_somebody_decodes(num_ro
     slow = StepModel(MODEL.decode._replace(fixed_s=1.0), MODEL.prefill)
     policy = made()
     tpot_s = None if not num_rows else 0.1
-    hopeless = dataclasses.replace(QUERY, objectives=Objectives(0.001, tpot_s), may_refuse=True)
+    hopeless = QUERY._replace(objectives=Objectives(0.001, tpot_s), may_refuse=True)
     idle = Snapshot((view_p(P1),), (view_d(D1, 20), view_d(D2, 0, slow)))
     for _ in range(16):
         assert policy.foresee(hopeless, idle, 0.0) is not None
         assert policy.place(QUERY, Snapshot((view_p(P1),), (view_d(D1),))) is not None
     now = Snapshot((view_p(P1),), (view_d(D1, 20), view_d(D2, num_rows, slow)))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(3.0, 0.1), may_refuse=True)
     assert policy.place(asked, now) is None
 
 
@@ -331,10 +331,10 @@ def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
 
     monkeypatch.setattr(predicted, "of_prefill", counted)
     policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (view_d(D1, 20),))
-    waits = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    waits = QUERY._replace(objectives=Objectives(3.0, 0.1), may_refuse=True)
     assert policy.place(waits, snapshot) is None
     num_weighed = len(rolled)
-    later = dataclasses.replace(waits, objectives=Objectives(2.999, 0.1))
+    later = waits._replace(objectives=Objectives(2.999, 0.1))
     assert policy.foresee(later, snapshot, 0.0) is None
     assert len(rolled) == num_weighed
     assert policy.foresee(later, snapshot, 0.0) is None
@@ -356,7 +356,7 @@ def paced(
 ) -> Placement | None:
     """One beside so many that were promised ``tpot_s``; about 0.09 s are foretold."""
     view = dataclasses.replace(view_d(D1, 5), promised=promised([Promise(tpot_s)] * num))
-    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, own_s), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(9.0, own_s), may_refuse=True)
     return policy.place(asked, Snapshot((view_p(P1),), (view,)))
 
 
@@ -374,18 +374,18 @@ def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() 
     paced = dataclasses.replace(snapshot.decode[0], promised=promised([Promise(0.1)] * 5))
     snapshot = dataclasses.replace(snapshot, decode=(paced, snapshot.decode[1]))
     assert policy.place(QUERY, snapshot) == Paired(P1, D2)
-    held = dataclasses.replace(QUERY, may_refuse=True)
+    held = QUERY._replace(may_refuse=True)
     assert policy.place(held, snapshot) is not None, "but it is never held for them"
 
 
 def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> None:
     """Others are kept from workers for the one, and not for the other."""
     policy, decodes = made(), (view_d(D1, 20),)
-    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
+    asked = QUERY._replace(objectives=Objectives(9.0, 0.1), may_refuse=True)
     full = Snapshot(
         (dataclasses.replace(view_p(P1), has_runway=False),), (view_d(D1, model=MODEL),)
     )
-    alone = dataclasses.replace(asked, num_max_tokens=asked.num_tokens + 1)
+    alone = asked._replace(num_max_tokens=asked.num_tokens + 1)
     assert not policy.has_declined
     assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
     assert policy.has_declined

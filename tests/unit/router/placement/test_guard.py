@@ -247,7 +247,7 @@ def test_in_a_fixed_regime_nobody_is_held_for_what_is_foretold() -> None:
     tight = Objectives(None, 0.0001)
     asked = Query(num_tokens=500, num_max_tokens=540, objectives=tight, may_refuse=True)
     crowded = replace(told, decode=(view_d(D1, 20, MODEL),))
-    assert policy.place(replace(asked, objectives=Objectives(None, 0.1)), crowded) is None
+    assert policy.place(asked._replace(objectives=Objectives(None, 0.1)), crowded) is None
     assert policy.has_declined
     policy.guard.regime = Regime.APART
     none_ready = replace(told, prefill=(), decode=())
@@ -296,7 +296,7 @@ def test_in_a_fixed_regime_no_more_is_placed_than_workers_measured_that_they_can
     assert not policy.has_declined
     assert policy.foresee(query, snapshot(1.0), 0.0) is None
     assert policy.foresee(query, snapshot(1.0), 1.8) is not None
-    assert policy.place(replace(query, may_refuse=False), full) is not None
+    assert policy.place(query._replace(may_refuse=False), full) is not None
     idle = replace(full, prefill=snapshot(1.0).prefill, decode=(view_d(D1, 0, MODEL, step_s=0.12),))
     assert policy.place(query, idle) is not None, "what its steps took is long ago"
 
@@ -306,7 +306,7 @@ def test_a_batch_that_takes_spare_room_only_does_not_look_for_the_guard() -> Non
     policy, told = made(), snapshot(1.0)
     spare = replace(told, decode=tuple(replace(v, local_prefill=False) for v in told.decode))
     query = Query(num_tokens=500, num_max_tokens=540, objectives=Objectives(2.0, 0.1))
-    batch = replace(query, is_batch=True, takes_spare_only=True)
+    batch = query._replace(is_batch=True, takes_spare_only=True)
     regimes = set[Regime]()
     for number in range(160):
         policy.place(batch, spare)

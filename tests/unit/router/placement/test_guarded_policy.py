@@ -29,7 +29,7 @@ def test_the_guard_is_told_what_is_missed_and_what_of_that_is_a_requests_own(
     outlook = Outlook(None, D1, 0.5, 0.05, 0.7, 9.0, num_own_missed=0.2)
     chosen = DecodeOnly(D1, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
     monkeypatch.setattr(policy._predicted, "place", lambda query, snapshot: chosen)
-    assert policy.place(replace(QUERY, now_s=12.0), snapshot(1.0)) == chosen
+    assert policy.place(QUERY._replace(now_s=12.0), snapshot(1.0)) == chosen
     assert [tuple(each) for each in policy.guard._foretold] == [(12.0, 0.7, 0.2)]
 
 

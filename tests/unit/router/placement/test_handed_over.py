@@ -1,7 +1,5 @@
 """What is foretold of the gap in which a sequence is handed over, and learned of it."""
 
-import dataclasses
-
 import pytest
 
 from diptych.block_needs import ShippedBytes
@@ -61,7 +59,7 @@ def test_what_a_hand_off_takes_beside_its_pull_is_learned() -> None:
 
 def test_a_short_answer_whose_hand_off_takes_longer_than_its_pace_allows_stays() -> None:
     """Its four gaps are 0.05 s, and may be 0.08: one may take 0.02 s more, not half a second."""
-    short = dataclasses.replace(QUERY, num_max_tokens=1005, objectives=Objectives(60.0, 0.08))
+    short = QUERY._replace(num_max_tokens=1005, objectives=Objectives(60.0, 0.08))
     snapshot = Snapshot((view_p(P1),), (view_d(D1, model=MODEL),))
     policy = made()
     holds(policy, P1, KEYS)
@@ -86,9 +84,7 @@ def test_a_hand_off_that_looks_too_slow_is_tried_again_after_a_while(
     decode: DecodeView, wanted: Objectives
 ) -> None:
     """Or else nothing would ever tell that it is fast again."""
-    asked = dataclasses.replace(
-        QUERY, num_max_tokens=1005, objectives=wanted, may_refuse=True, now_s=100.0
-    )
+    asked = QUERY._replace(num_max_tokens=1005, objectives=wanted, may_refuse=True, now_s=100.0)
     policy, snapshot = made(), Snapshot((view_p(P1),), (decode,))
     holds(policy, P1, KEYS)
     first = policy.place(asked, snapshot)
@@ -97,13 +93,13 @@ def test_a_hand_off_that_looks_too_slow_is_tried_again_after_a_while(
     for _ in range(16):
         policy.went_on(first.forecast, first.forecast.chosen.gap_s + 0.5)
     for later_s in (0.0, 10.0, 29.0):
-        later = dataclasses.replace(asked, now_s=100.0 + later_s)
+        later = asked._replace(now_s=100.0 + later_s)
         assert not isinstance(policy.place(later, snapshot), Paired)
-    again = policy.place(dataclasses.replace(asked, now_s=131.0), snapshot)
+    again = policy.place(asked._replace(now_s=131.0), snapshot)
     assert isinstance(again, Paired)
     assert again.forecast is not None
     policy.went_on(again.forecast, again.forecast.chosen.gap_s + 0.5)
-    assert isinstance(policy.place(dataclasses.replace(asked, now_s=132.0), snapshot), Paired), (
+    assert isinstance(policy.place(asked._replace(now_s=132.0), snapshot), Paired), (
         "it takes as many as before"
     )
 
@@ -114,7 +110,7 @@ def test_the_worker_that_has_a_prefix_is_not_taken_to_be_slower_at_handing_it_ov
     decode = view_d(D1, shipped=ShippedBytes.even(1000.0), bytes_per_s=rates)
     policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (decode,))
     holds(policy, P1, KEYS)
-    short = dataclasses.replace(QUERY, num_max_tokens=1011, objectives=Objectives(60.0, 0.06))
+    short = QUERY._replace(num_max_tokens=1011, objectives=Objectives(60.0, 0.06))
     chosen = policy.place(short, snapshot)
     assert chosen == Paired(P1, D1)
     assert isinstance(chosen, Paired)
@@ -126,7 +122,7 @@ def test_the_worker_that_has_a_prefix_is_not_taken_to_be_slower_at_handing_it_ov
 def test_of_two_links_the_slow_one_makes_short_answers_slow() -> None:
     rates = {"p1": 1e6, "p2": 1e8}
     decode = view_d(D1, shipped=ShippedBytes.even(1000.0), bytes_per_s=rates)
-    short = dataclasses.replace(QUERY, num_max_tokens=1011)
+    short = QUERY._replace(num_max_tokens=1011)
     chosen = place((view_p(P1), view_p(P2)), (decode,), Objectives(60.0, 0.06), short)
     assert isinstance(chosen, Paired)
     assert chosen.forecast is not None

@@ -14,7 +14,7 @@ UNEVEN = StepModel(
     StepCost(0.04, upper_ratio=1.6, num_steps=99),
     StepCost(prefill_token_s=1e-3, upper_ratio=1.6, num_steps=99),
 )
-ASKED = dataclasses.replace(QUERY, may_refuse=True)
+ASKED = QUERY._replace(may_refuse=True)
 ALONE = Snapshot((), (view_d(D1, 0, UNEVEN),), has_prefill_pool=False)
 
 
@@ -24,7 +24,7 @@ def test_who_is_expected_to_be_in_time_is_placed_and_all_others_are_refused(
 ) -> None:
     """However likely either is missed: it was declined for a while, and refused in the end."""
     policy = made()
-    asked = dataclasses.replace(ASKED, objectives=Objectives(ttft_s, tpot_s))
+    asked = ASKED._replace(objectives=Objectives(ttft_s, tpot_s))
     is_placed = policy.place(asked, ALONE) is not None
     assert is_placed is (ttft_s >= 1.0 and tpot_s >= 0.04)
     assert (policy.foresee(asked, ALONE, 0.0) is not None) is not is_placed
@@ -33,7 +33,7 @@ def test_who_is_expected_to_be_in_time_is_placed_and_all_others_are_refused(
 def test_beside_others_it_waits() -> None:
     """They end, and then it is likelier to be in time."""
     policy = made()
-    asked = dataclasses.replace(ASKED, objectives=Objectives(1.2, 0.048))
+    asked = ASKED._replace(objectives=Objectives(1.2, 0.048))
     for busy in (
         dataclasses.replace(ALONE, decode=(view_d(D1, 1, UNEVEN),)),
         dataclasses.replace(ALONE, decode=(view_d(D1, 0, UNEVEN, num_pending_tokens=9),)),
@@ -44,7 +44,7 @@ def test_beside_others_it_waits() -> None:
 
 def test_of_a_pair_both_are_idle() -> None:
     policy = made()
-    asked = dataclasses.replace(ASKED, objectives=Objectives(1.2, 0.048))
+    asked = ASKED._replace(objectives=Objectives(1.2, 0.048))
     decode = view_d(D1, 0, UNEVEN, local_prefill=False)
     assert isinstance(policy.place(asked, Snapshot((view_p(P1, 0, UNEVEN),), (decode,))), Paired)
     for busy in (

@@ -22,8 +22,8 @@ def soft(num_queued: int = 0, num_rows: int = 2) -> Snapshot:
 
 
 QUERY_OF_PACE = Query(num_tokens=300, num_max_tokens=330, objectives=Objectives(5.0, 0.12))
-MOSTLY_PROMPT = replace(QUERY_OF_PACE, num_max_tokens=305)
-MOSTLY_ANSWER = replace(QUERY_OF_PACE, num_max_tokens=600, num_output_tokens=300)
+MOSTLY_PROMPT = QUERY_OF_PACE._replace(num_max_tokens=305)
+MOSTLY_ANSWER = QUERY_OF_PACE._replace(num_max_tokens=600, num_output_tokens=300)
 
 
 @pytest.mark.parametrize("usual", [MOSTLY_PROMPT, MOSTLY_ANSWER])
@@ -38,7 +38,7 @@ def test_two_workers_of_both_roles_compute_what_they_decode_where_one_phase_take
         placement = policy.place(usual, replace(snapshot, decode=(first, rows)))
         assert isinstance(placement, DecodeOnly)
         assert placement.decode == chosen
-    told = policy.place(replace(usual, needs_prefill=True), snapshot)
+    told = policy.place(usual._replace(needs_prefill=True), snapshot)
     assert isinstance(told, Paired)
 
 
@@ -67,7 +67,7 @@ def test_only_two_that_can_do_everything_are_each_for_itself() -> None:
 def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None:
     """As near to the border they part anew only where it is well within."""
     policy, snapshot = made(), soft()
-    between = replace(QUERY_OF_PACE, num_max_tokens=345, num_output_tokens=45)
+    between = QUERY_OF_PACE._replace(num_max_tokens=345, num_output_tokens=45)
     for _ in range(20):
         policy.place(between, snapshot)
     assert isinstance(policy.place(between, snapshot), DecodeOnly)
@@ -178,7 +178,7 @@ def test_what_it_computed_of_prompts_keeps_nobody_from_a_worker_that_bears_no_mo
     first, other = before.decode
     after = replace(before, decode=(first, replace(other, prefill_time_ratio=0.5)))
     for tpot_s, is_slower in ((0.055, False), (0.5, True)):
-        query = replace(QUERY_OF_PACE, num_max_tokens=320, objectives=Objectives(5.0, tpot_s))
+        query = QUERY_OF_PACE._replace(num_max_tokens=320, objectives=Objectives(5.0, tpot_s))
         paces = []
         for snapshot in (before, after):
             placement = policy.place(query, snapshot)

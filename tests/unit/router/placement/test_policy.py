@@ -64,11 +64,11 @@ def test_a_worker_of_both_roles_computes_prompts_itself_where_that_is_least() ->
     policy = made()
     assert policy.place(QUERY, soft(0, 50)) == DecodeOnly(a, Why.CHOICE)
     assert policy.place(QUERY, soft(50, 0)) == DecodeOnly(b, Why.CHOICE)
-    held = dataclasses.replace(QUERY, on_prefill=a)
+    held = QUERY._replace(on_prefill=a)
     assert policy.place(held, soft(0, 0)) == Paired(a, b), "a lease there is pulled from there"
-    told = dataclasses.replace(QUERY, needs_prefill=True)
+    told = QUERY._replace(needs_prefill=True)
     assert isinstance(policy.place(told, soft(0, 0)), Paired), "a lease alone tells"
-    failed = dataclasses.replace(QUERY, failed=frozenset({"a"}))
+    failed = QUERY._replace(failed=frozenset({"a"}))
     assert policy.place(failed, soft(0, 50)) == DecodeOnly(b, Why.CHOICE)
 
 
@@ -77,7 +77,7 @@ def test_a_worker_of_both_roles_may_compute_what_all_others_failed() -> None:
     a = WorkerId("a:1", "a")
     full = view_p(a, has_runway=False)
     snapshot = Snapshot((full, view_p(P1)), (view_d(a, proven=frozenset({"p1"})),))
-    failed = dataclasses.replace(QUERY, failed=frozenset({"p1"}))
+    failed = QUERY._replace(failed=frozenset({"p1"}))
     assert made().place(failed, snapshot) == DecodeOnly(a, Why.RECOMPUTE)
 
 
@@ -186,10 +186,10 @@ def test_only_proven_pairs() -> None:
 
 
 def test_failed_and_refused_are_left_out() -> None:
-    query = dataclasses.replace(QUERY, failed=frozenset({"p1"}), refused=frozenset({"d1"}))
+    query = QUERY._replace(failed=frozenset({"p1"}), refused=frozenset({"d1"}))
     assert made().place(query, BOTH) == Paired(P2, D2)
     pairs = frozenset({Pair("p1", "d1"), Pair("p2", "d1"), Pair("p1", "d2")})
-    assert made().place(dataclasses.replace(QUERY, failed_pairs=pairs), BOTH) == Paired(P2, D2)
+    assert made().place(QUERY._replace(failed_pairs=pairs), BOTH) == Paired(P2, D2)
 
 
 def test_too_small_workers_are_left_out() -> None:
@@ -205,13 +205,13 @@ def test_no_runway_waits() -> None:
 
 
 def test_one_half_is_fixed() -> None:
-    assert made().place(dataclasses.replace(QUERY, on_prefill=P2), BOTH) == Paired(P2, D1)
-    query = dataclasses.replace(QUERY, on_decode=D2, refused=frozenset({"p1"}))
+    assert made().place(QUERY._replace(on_prefill=P2), BOTH) == Paired(P2, D1)
+    query = QUERY._replace(on_decode=D2, refused=frozenset({"p1"}))
     assert made().place(query, BOTH) == Paired(P2, D2)
 
 
 def test_prefill_alone_for_one_token() -> None:
-    query = dataclasses.replace(QUERY, num_max_tokens=131)
+    query = QUERY._replace(num_max_tokens=131)
     assert made().place(query, BOTH) == PrefillOnly(P1)
     alone = Snapshot((view_p(P1),), ())
     assert alone.has_room_for([Asked(b"any")])
@@ -223,7 +223,7 @@ def test_where_prefill_workers_are_busy_only_who_may_be_local_is_asked() -> None
     policy = made(below=100)
     busy = tuple(view_p(worker, has_runway=False) for worker in (P1, P2))
     snapshot = Snapshot(busy, (view_d(D1), view_d(D2)))
-    short = dataclasses.replace(QUERY, num_tokens=99)
+    short = QUERY._replace(num_tokens=99)
     remote = dataclasses.replace(
         snapshot, decode=tuple(view_d(worker, local_prefill=False) for worker in (D1, D2))
     )
@@ -280,7 +280,7 @@ def test_what_needs_no_pair_is_placed_as_if_there_were_one() -> None:
     """A single token is the prefill worker's, and a short prompt the decode worker's own."""
     alone = view_d(D1, proven=frozenset(), unreadable=frozenset({P1.incarnation}))
     snapshot = Snapshot((view_p(P1),), (alone,))
-    single = dataclasses.replace(QUERY, num_max_tokens=QUERY.num_tokens + 1)
+    single = QUERY._replace(num_max_tokens=QUERY.num_tokens + 1)
     assert made().place(single, snapshot) == PrefillOnly(P1)
     short = Query(num_tokens=20, num_max_tokens=60)
     policy = made(allow_local=False, below=64)
@@ -290,21 +290,19 @@ def test_what_needs_no_pair_is_placed_as_if_there_were_one() -> None:
 def test_what_cannot_be_pulled_from_keeps_no_failed_request_waiting() -> None:
     alone = view_d(D1, proven=frozenset({P2.incarnation}), unreadable=frozenset({P1.incarnation}))
     both = Snapshot((view_p(P1), view_p(P2)), (alone,))
-    failed = dataclasses.replace(
-        QUERY, failed_pairs=frozenset({Pair(P2.incarnation, D1.incarnation)})
-    )
+    failed = QUERY._replace(failed_pairs=frozenset({Pair(P2.incarnation, D1.incarnation)}))
     assert made().place(failed, both) == DecodeOnly(D1, Why.RECOMPUTE)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_prefill_failed_is_recomputed_where_allowed(allowed: bool) -> None:
-    query = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}), on_decode=D2)
+    query = QUERY._replace(failed=frozenset({"p1", "p2"}), on_decode=D2)
     placement = made(allow_recompute=allowed).place(query, BOTH)
     assert placement == (DecodeOnly(D2, Why.RECOMPUTE) if allowed else None)
 
 
 def test_refusals_do_not_make_it_local() -> None:
-    query = dataclasses.replace(QUERY, refused=frozenset({"p1", "p2"}))
+    query = QUERY._replace(refused=frozenset({"p1", "p2"}))
     assert made().place(query, BOTH) is None
 
 
@@ -341,7 +339,7 @@ def test_never_more_sequences_than_a_worker_runs() -> None:
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full, view_d(D2, 99)))) == Paired(P1, D2)
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full,))) is None
     assert not Snapshot((view_p(P1),), (full,)).has_room_for([Asked(b"any")])
-    held = dataclasses.replace(QUERY, on_decode=D1)
+    held = QUERY._replace(on_decode=D1)
     assert policy.place(held, Snapshot((view_p(P1),), (full,))) == Paired(P1, D1)
 
 
@@ -454,9 +452,9 @@ def test_an_explanation_is_bounded_and_says_of_how_many_it_tells() -> None:
 def test_another_choice_is_beside_the_first_one_until_somebody_failed_it() -> None:
     policy = made()
     holds(policy, D2, KEYS)
-    beside = dataclasses.replace(QUERY, beside=D2, block_size=16)
+    beside = QUERY._replace(beside=D2, block_size=16)
     assert policy.place(beside, BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
-    failed = dataclasses.replace(beside, failed=frozenset({"p1"}))
+    failed = beside._replace(failed=frozenset({"p1"}))
     assert isinstance(policy.place(failed, BOTH), Paired)
 
 
@@ -464,7 +462,7 @@ def test_what_lacks_room_alone_may_come() -> None:
     full = Snapshot(
         (view_p(P1, has_runway=False),), (view_d(D1, 4, max_num_seqs=4, num_available_blocks=0),)
     )
-    refused = dataclasses.replace(QUERY, refused=frozenset({"p1", "d1"}))
+    refused = QUERY._replace(refused=frozenset({"p1", "d1"}))
     policy = made(allow_local=False)
     assert policy.place(refused, full) is None
     assert policy.may_come(refused, full)
@@ -480,5 +478,5 @@ def test_what_lacks_room_alone_may_come() -> None:
 )
 def test_what_nobody_who_is_there_takes_may_not(lacking: dict[str, object]) -> None:
     """Longer than any worker, or by workers that broke something for it."""
-    query = dataclasses.replace(QUERY, **lacking)  # type: ignore[arg-type]
+    query = QUERY._replace(**lacking)  # type: ignore[arg-type]
     assert not made().may_come(query, Snapshot((view_p(P1),), (view_d(D1),)))

@@ -77,7 +77,7 @@ def test_an_idle_decode_worker_computes_what_would_wait_for_long() -> None:
 
 def test_a_prompt_that_is_to_be_told_of_goes_to_a_prefill_worker_however_long_it_waits() -> None:
     queued, decodes = (view_p(P1, 8000),), (view_d(D1, model=MODEL),)
-    told = dataclasses.replace(QUERY, needs_prefill=True)
+    told = QUERY._replace(needs_prefill=True)
     assert place(queued, decodes, query=QUERY) == DecodeOnly(D1, Why.CHOICE)
     assert place(queued, decodes, query=told) == Paired(P1, D1)
 
@@ -86,7 +86,7 @@ def test_another_choice_of_a_prompt_runs_beside_the_first_one() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1), view_d(D2, 9)))
     holds(policy, D2, KEYS)
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
-    beside = dataclasses.replace(QUERY, beside=D2, block_size=16)
+    beside = QUERY._replace(beside=D2, block_size=16)
     chosen = policy.place(beside, snapshot)
     assert isinstance(chosen, DecodeOnly)
     assert chosen.decode == D2
@@ -141,7 +141,7 @@ def test_what_an_answer_costs_others_counts_for_as_long_as_it_will_be() -> None:
     decodes = (view_d(D1, 8, num_pending_tokens=0), view_d(D2, 2, proven=frozenset()))
     seconds = []
     for num_output in (1, 10, 1000):
-        query = dataclasses.replace(QUERY, num_output_tokens=num_output)
+        query = QUERY._replace(num_output_tokens=num_output)
         chosen = place(prefills, decodes, query=query)
         assert isinstance(chosen, Paired)
         assert chosen.forecast is not None
@@ -199,7 +199,7 @@ def test_who_is_handed_over_waits_for_the_step_that_runs() -> None:
     """Of an answer of two tokens that is nearly all of its pace; of a long one it is nothing."""
     missed = []
     for num_output in (1, 100):
-        query = dataclasses.replace(QUERY, num_output_tokens=num_output)
+        query = QUERY._replace(num_output_tokens=num_output)
         chosen = place((view_p(P1),), (view_d(D1, 2),), Objectives(tpot_s=0.09), query)
         assert isinstance(chosen, Paired)
         assert chosen.forecast is not None
@@ -215,7 +215,7 @@ def test_any_part_of_that_step_is_as_likely(num_gaps: int, share: float) -> None
     sure = NO_PREFILL._replace(decode=MODEL.decode._replace(upper_ratio=1.01))
     before_s, after_s = map(sure.decode.expected_s, (StepWork(2, 1000), StepWork(3, 2000)))
     within_s = after_s + (1.0 - share) * before_s / num_gaps
-    query = dataclasses.replace(QUERY, num_output_tokens=1 + num_gaps)
+    query = QUERY._replace(num_output_tokens=1 + num_gaps)
     chosen = place((view_p(P1),), (view_d(D1, 2, sure),), Objectives(tpot_s=within_s), query)
     assert isinstance(chosen, Paired)
     assert chosen.forecast is not None
@@ -229,12 +229,12 @@ def test_who_is_handed_over_waits_for_prompts_that_are_computed_there() -> None:
     work = StepWork.of_prompt(400, 0)._replace(num_decode_rows=1, num_context_tokens=500)
     told = dataclasses.replace(busy.engine, work=work)
     sent = dataclasses.replace(busy.engine, num_departed_tokens=400)
-    short = dataclasses.replace(QUERY, num_tokens=10, num_max_tokens=20)  # computed in 0.11 s
+    short = QUERY._replace(num_tokens=10, num_max_tokens=20)  # computed in 0.11 s
 
     def chosen(view: DecodeView, num_output: int) -> float:
-        query = dataclasses.replace(short, num_max_tokens=10 + num_output)
+        query = short._replace(num_max_tokens=10 + num_output)
         pair = Snapshot((view_p(P1),), (dataclasses.replace(view, local_prefill=False),))
-        asked = dataclasses.replace(query, objectives=Objectives(tpot_s=0.07))
+        asked = query._replace(objectives=Objectives(tpot_s=0.07))
         placed = made().place(asked, pair)
         assert isinstance(placed, Paired)
         assert placed.forecast is not None
@@ -249,8 +249,8 @@ def test_who_is_handed_over_waits_for_prompts_that_are_computed_there() -> None:
 
 def test_what_a_prompt_costs_those_beside_it_goes_with_the_length_of_their_answers() -> None:
     """Not of its own: a second is much for ten tokens, and little for a thousand."""
-    query = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
-    view, asked = view_d(D1, 1, MODEL), dataclasses.replace(query, num_output_tokens=100)
+    query = QUERY._replace(objectives=Objectives(9.0, 0.1), may_refuse=True)
+    view, asked = view_d(D1, 1, MODEL), query._replace(num_output_tokens=100)
     for num_output, is_held in ((10, True), (1000, False), (0, False)):
         told = dataclasses.replace(view, promised=promised([Promise(0.1, num_output)]))
         snapshot = Snapshot((), (told,), has_prefill_pool=False)
@@ -269,13 +269,13 @@ def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:
 
 def test_what_is_no_fresh_placement_is_as_ever() -> None:
     prefills, decodes = (view_p(P1), view_p(P2)), (view_d(D1, model=MODEL), view_d(D2, model=MODEL))
-    held = dataclasses.replace(QUERY, on_prefill=P2)
+    held = QUERY._replace(on_prefill=P2)
     assert isinstance(place(prefills, decodes, query=held), Paired)
-    failed = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}))
+    failed = QUERY._replace(failed=frozenset({"p1", "p2"}))
     again = place(prefills, decodes, query=failed)
     assert isinstance(again, DecodeOnly)
     assert again.why is Why.RECOMPUTE
-    alone = dataclasses.replace(QUERY, num_max_tokens=1001)
+    alone = QUERY._replace(num_max_tokens=1001)
     assert isinstance(place(prefills, decodes, query=alone), PrefillOnly)
     assert place((), decodes) in {DecodeOnly(D1, Why.NO_PREFILL), DecodeOnly(D2, Why.NO_PREFILL)}
 
@@ -283,7 +283,7 @@ def test_what_is_no_fresh_placement_is_as_ever() -> None:
 def test_nobody_is_chosen_where_nobody_has_room() -> None:
     full = view_d(D1, 4, max_num_seqs=4)
     assert place((view_p(P1),), (full,)) is None
-    refused = dataclasses.replace(QUERY, refused=frozenset({"p1"}))
+    refused = QUERY._replace(refused=frozenset({"p1"}))
     assert place((view_p(P1), view_p(P2, 9000)), (view_d(D1),), query=refused) == Paired(P2, D1)
 
 
@@ -382,7 +382,7 @@ def test_who_passes_others_is_foretold_so() -> None:
     )
     foretold_s = {}
     for payer in (b"light", b"flood"):
-        query = dataclasses.replace(QUERY, payer=payer, needs_prefill=True)
+        query = QUERY._replace(payer=payer, needs_prefill=True)
         chosen = made().place(query, Snapshot((flooded,), (view_d(D1),)))
         assert isinstance(chosen, Paired)
         assert chosen.forecast is not None
@@ -390,8 +390,6 @@ def test_who_passes_others_is_foretold_so() -> None:
     assert foretold_s[b"light"] < 0.6 * foretold_s[b"flood"]
     wanted = Objectives((foretold_s[b"light"] + foretold_s[b"flood"]) / 2)
     for payer in foretold_s:
-        query = dataclasses.replace(
-            QUERY, payer=payer, needs_prefill=True, objectives=wanted, may_refuse=True
-        )
+        query = QUERY._replace(payer=payer, needs_prefill=True, objectives=wanted, may_refuse=True)
         found = made().place(query, Snapshot((flooded,), (view_d(D1),)))
         assert (found is not None) is (payer == b"light")

@@ -38,7 +38,7 @@ def weighed(snapshot: Snapshot, objectives: Objectives = GOALS) -> Weighed:
     plain = LeastLoaded(
         CacheIndex(100), local_below_tokens=0, allow_local=True, allow_recompute=True
     )
-    query = replace(QUERY, objectives=objectives)
+    query = QUERY._replace(objectives=objectives)
     found = weigh(query, snapshot, plain, Parting(), Overheads(0.01, 0.0))
     assert found is not None
     return found

@@ -21,7 +21,7 @@ from router.placement.types import (
 from tests.unit.router.placement.test_policy import D1, P1, view_d, view_p
 
 QUERY = Query(num_tokens=130, num_max_tokens=200)
-BATCH = dataclasses.replace(QUERY, is_batch=True, takes_spare_only=True)
+BATCH = QUERY._replace(is_batch=True, takes_spare_only=True)
 NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
 
 
@@ -94,7 +94,7 @@ def test_sequences_of_a_batch_leave_for_those_of_no_batch(
     is_batch: bool, takes_spare_only: bool, is_placed: bool
 ) -> None:
     full = view_d(D1, 8, max_num_seqs=8, num_giving_way=3)
-    query = dataclasses.replace(QUERY, is_batch=is_batch, takes_spare_only=takes_spare_only)
+    query = QUERY._replace(is_batch=is_batch, takes_spare_only=takes_spare_only)
     snapshot = Snapshot((view_p(P1),), (full,))
     found = policy().place(query, seen_by(query, snapshot))
     assert found == (Paired(P1, D1) if is_placed else None)
@@ -112,7 +112,7 @@ def test_sequences_of_a_batch_leave_for_those_of_no_batch(
 def test_a_batch_keeps_what_it_takes_in_its_turn(
     is_batch: bool, takes_spare_only: bool, others_wait: bool, leaves: bool
 ) -> None:
-    query = dataclasses.replace(QUERY, is_batch=is_batch, takes_spare_only=takes_spare_only)
+    query = QUERY._replace(is_batch=is_batch, takes_spare_only=takes_spare_only)
     assert will_yield(query, others_wait=others_wait) == leaves
 
 
@@ -122,7 +122,7 @@ def test_blocks_of_who_gives_way_count_for_those_of_no_batch() -> None:
     leaving = view_d(D1, 2, num_giving_way=1, num_giving_way_blocks=1, **small)
     snapshot = Snapshot((view_p(P1),), (leaving, view_d(other, 0, **small)))
     assert policy().place(QUERY, seen_by(QUERY, snapshot)) == Paired(P1, D1)
-    query = dataclasses.replace(QUERY, is_batch=True)
+    query = QUERY._replace(is_batch=True)
     assert policy().place(query, seen_by(query, snapshot)) == Paired(P1, other)
 
 

@@ -31,7 +31,7 @@ from tests.unit.router.placement.predicted_world import (
 )
 
 NOW_S = 500.0
-ASKED = dataclasses.replace(QUERY, now_s=NOW_S)
+ASKED = QUERY._replace(now_s=NOW_S)
 
 
 def at_work(since_s: float, num_tokens: int = 1000) -> EngineView:
@@ -75,7 +75,7 @@ def test_who_is_handed_over_goes_where_prompts_are_over_first(sooner: WorkerId) 
         view_d(each, local_prefill=False, engine=at_work(0.9 if each is sooner else 0.0, 3000))
         for each in (D1, D2)
     )
-    brief = dataclasses.replace(ASKED, num_tokens=100, num_max_tokens=110, block_keys=())
+    brief = ASKED._replace(num_tokens=100, num_max_tokens=110, block_keys=())
     placement = made().place(brief, Snapshot((view_p(P1),), decodes))
     assert isinstance(placement, Paired)
     assert placement.decode is sooner
@@ -101,10 +101,10 @@ def test_what_was_weighed_for_a_place_is_of_use_a_moment_later(
 
     monkeypatch.setattr(candidates, "of_prefill", counted)
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 20),))
-    asked = dataclasses.replace(ASKED, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    asked = ASKED._replace(objectives=Objectives(3.0, 0.1), may_refuse=True)
     assert policy.place(asked, snapshot) is None
     num_weighed = len(rolled)
-    later = dataclasses.replace(asked, now_s=NOW_S + 0.001)
+    later = asked._replace(now_s=NOW_S + 0.001)
     assert policy.foresee(later, snapshot, 0.0) is None
     assert len(rolled) == num_weighed
 

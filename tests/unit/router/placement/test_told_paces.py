@@ -92,9 +92,9 @@ def test_who_has_missed_its_pace_whatever_comes_bars_nobody() -> None:
 
 def test_who_asked_for_less_is_not_held_up_by_a_tighter_pace() -> None:
     """Its own pace is what others are to leave it."""
-    patient = dataclasses.replace(QUERY, objectives=Objectives(5.0, 0.2))
+    patient = QUERY._replace(objectives=Objectives(5.0, 0.2))
     assert placed(worker(in_time(0.6)), query=patient) is not None
-    aimless = dataclasses.replace(QUERY, objectives=Objectives(5.0, None))
+    aimless = QUERY._replace(objectives=Objectives(5.0, None))
     assert placed(worker(in_time(0.6)), query=aimless) is not None
 
 
@@ -128,7 +128,7 @@ def test_what_prompts_take_of_the_time_of_both_roles_is_in_how_far_they_are() ->
 
     Each of its 100 tokens may take 14 ms, and 9 ms with another prompt.
     """
-    loose = dataclasses.replace(QUERY, objectives=Objectives(5.0, 0.05))
+    loose = QUERY._replace(objectives=Objectives(5.0, 0.05))
     worn = Paced(0.05, 0.05 * 200 - 1.4, 100, 100)
     assert placed(worker(worn, prefill_time_ratio=0.6), query=loose) is None
     ample = Paced(0.05, 0.05 * 200 - 4.0, 100, 100)
@@ -138,7 +138,7 @@ def test_what_prompts_take_of_the_time_of_both_roles_is_in_how_far_they_are() ->
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 0.9])
 def test_a_prompt_takes_as_long_of_each_however_many_were_computed_of_late(ratio: float) -> None:
     """90 ms of who has 50 ms to spare, and 150 ms; what the request itself expects is no matter."""
-    short = dataclasses.replace(QUERY, num_tokens=200, objectives=Objectives(5.0, 0.2))
+    short = QUERY._replace(num_tokens=200, objectives=Objectives(5.0, 0.2))
     for spare_s, is_placed in ((0.05, False), (0.15, True)):
         one = Paced(0.2, 0.2 * 200 - 1.0 - spare_s, 100, 100)
         placement = placed(worker(one, prefill_time_ratio=ratio), query=short)
@@ -148,7 +148,7 @@ def test_a_prompt_takes_as_long_of_each_however_many_were_computed_of_late(ratio
 def test_what_prompts_attend_to_that_were_sent_since_is_to_be_lost_too() -> None:
     """3,000 tokens of others, 0.3 s but for what they attend to: 0.45 s with it, as for ours."""
     costly = MODEL._replace(prefill=StepCost(0.0, 0.0, 0.0, 0.0001, 1e-7, 1.05, NUM_KNOWN_STEPS))
-    query = dataclasses.replace(QUERY, num_tokens=3000, num_max_tokens=3100)
+    query = QUERY._replace(num_tokens=3000, num_max_tokens=3100)
     view = worker(in_time(-0.1))
     assert view.engine is not None
     free = dataclasses.replace(view.engine, model=costly)
@@ -175,7 +175,7 @@ def test_a_prompt_for_another_worker_costs_those_beside_whom_it_is_computed() ->
 
 # A token takes 10 ms and 5 ms for each that decodes.
 ROWS_COST = MODEL._replace(decode=StepCost(0.01, 0.005, 0.0, 0.0, 0.0, 1.02, NUM_KNOWN_STEPS))
-TINY = dataclasses.replace(QUERY, num_tokens=10, objectives=Objectives(5.0, 0.05))
+TINY = QUERY._replace(num_tokens=10, objectives=Objectives(5.0, 0.05))
 
 
 def beside_rows(allowed_s: float, **changes: Any) -> DecodeView:
@@ -191,7 +191,7 @@ def test_one_sequence_more_slows_others_down_while_it_is_there(
     num_output: int, is_placed: bool
 ) -> None:
     """By 5 ms with each of its tokens, of the 165 ms that the other one has to spare."""
-    query = dataclasses.replace(TINY, num_output_tokens=num_output)
+    query = TINY._replace(num_output_tokens=num_output)
     assert (placed(beside_rows(0.0165), query=query) is not None) is is_placed
 
 
@@ -201,7 +201,7 @@ def test_who_only_computes_a_prompt_takes_no_place_among_those_that_decode() -> 
         worker=D1, num_pending_tokens=0, max_model_len=4096, engine=source.engine
     )
     target = dataclasses.replace(worker(), worker=D2, local_prefill=False, proven=frozenset({"d1"}))
-    query = dataclasses.replace(TINY, num_output_tokens=90)
+    query = TINY._replace(num_output_tokens=90)
     placement = made().place(query, Snapshot((computing,), (source, target)))
     assert isinstance(placement, Paired)
     assert placement.prefill == D1
@@ -210,7 +210,7 @@ def test_who_only_computes_a_prompt_takes_no_place_among_those_that_decode() -> 
 def test_who_is_told_of_counts_by_that_and_who_is_not_by_what_it_was_promised() -> None:
     there = promised([Promise(0.02, 40)])  # one prompt is more than that bears
     view = dataclasses.replace(worker(*[in_time()] * 4), num_sequences=5, promised=there)
-    placement = placed(view, query=dataclasses.replace(QUERY, may_refuse=False))
+    placement = placed(view, query=QUERY._replace(may_refuse=False))
     assert isinstance(placement, DecodeOnly)
     assert placement.forecast is not None
     assert placement.forecast.chosen.num_missed == pytest.approx(1.0, abs=0.01)

@@ -38,8 +38,7 @@ def weighed(rng: random.Random, num_workers: int, *, of_both: bool) -> Weighed:
         tuple(view_p(worker, rng.randrange(3000)) for worker in sources),
         (replace(first, local_prefill=True), *others),
     )
-    query = replace(
-        QUERY,
+    query = QUERY._replace(
         num_max_tokens=QUERY.num_tokens + 400,
         num_output_tokens=rng.choice(SOME_TOKENS),
         objectives=Objectives(

@@ -172,7 +172,7 @@ class World:
         self.num_asked += 1
         if self.is_full:
             return None
-        query = replace(query, block_keys=KEYS, block_size=1)
+        query = query._replace(block_keys=KEYS, block_size=1)
         now = snapshot(tuple(self.prefills), tuple(self.decodes), local_prefill=self.local_prefill)
         placed = self.policy.place(query, now)
         return replace(placed, in_order=self.in_order) if isinstance(placed, Paired) else placed

@@ -6,6 +6,7 @@ an answer that it cut off says only that it would have been longer. So each leng
 it was among those answers that could have been so long (Kaplan and Meier's estimator).
 """
 
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -53,6 +54,7 @@ class _Histogram:
         self._whole = [_Bucket() for _ in range(_NUM_BUCKETS)]
         self._cut = [_Bucket() for _ in range(_NUM_BUCKETS)]
         self.weight = 0.0
+        self._tells_up_to = 0.0  # tokens, as of the last answer; see ``tells``
         self._likely: list[Likely] | None = None  # as of the last answer; None: not asked since
         self._asked: dict[tuple[int, int], AnswerLength] = {}  # likewise
 
@@ -63,13 +65,17 @@ class _Histogram:
             bucket.fade()
         (self._cut if is_cut else self._whole)[_place_of(num_tokens)].add(num_tokens)
         self.weight = _FADING * self.weight + 1.0
+        self._tells_up_to = self._most_told()
 
     def tells(self, at_most: int) -> bool:
         """Whether some ended by themselves, or were cut off no sooner than this one will be."""
-        whole = sum(bucket.weight for bucket in self._whole)
-        return whole >= _LEAST_AT_RISK or any(
-            bucket.weight >= _LEAST_AT_RISK and bucket.length >= at_most for bucket in self._cut
-        )
+        return at_most <= self._tells_up_to
+
+    def _most_told(self) -> float:
+        if sum(bucket.weight for bucket in self._whole) >= _LEAST_AT_RISK:
+            return math.inf
+        likely = (bucket for bucket in self._cut if bucket.weight >= _LEAST_AT_RISK)
+        return max((bucket.length for bucket in likely), default=0.0)
 
     def to_come(self, at_most: int, so_far: int) -> AnswerLength:
         """Of answers that are longer than ``so_far``, which is less than ``at_most``, and are cut

@@ -365,6 +365,7 @@ class WaitingRoom:
         placed before.
         """
         num_skipped, num_misses = Counter[RequestClass](), Counter[RequestClass]()
+        has_room = False  # for sure: nothing is another since it was looked for
         for waiter in line:
             if waiter in asked or not self._has_slot(waiter) or not self._is_waiting(waiter):
                 continue
@@ -377,7 +378,8 @@ class WaitingRoom:
             if num_misses[request_class] >= _MAX_MISSES:
                 num_skipped[request_class] += 1
                 continue
-            if not self._has_room():
+            has_room = has_room or self._has_room()
+            if not has_room:
                 return
             room_made = self._num_left > 0
             if self._is_patient(waiter, pace_s) or (waiter in held and not room_made):
@@ -387,6 +389,7 @@ class WaitingRoom:
             asked.add(waiter)
             self._num_left -= room_made
             self._offer(waiter, room_made=room_made)
+            has_room = self._is_waiting(waiter)
             pace_s = min(pace_s, self._pace_s(waiter))
             num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
             self._note_if_lost(waiter)

@@ -125,7 +125,7 @@ def test_what_others_lose_is_not_asked_where_the_first_token_would_be_late(
         for worker in workers
     ]
     prefill = [view_p(worker, 9000 * (i >= NUM_BEST)) for i, worker in enumerate(workers)]
-    query = replace(QUERY, objectives=Objectives(2.0, None))
+    query = QUERY._replace(objectives=Objectives(2.0, None))
     index = CacheIndex(100)
     plain = LeastLoaded(index, local_below_tokens=0, allow_local=True, allow_recompute=True)
     snapshot = Snapshot(tuple(prefill), tuple(decode))

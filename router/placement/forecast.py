@@ -3,7 +3,7 @@
 A forecast is a function of what workers said on Watch and of what this router has sent them
 since: the queue there is worked off in steps as long as the worker's own model of them says.
 A payer's prompts are computed in the order in which they came, and payers take turns; what a step
-has of one is bounded by the worker's budget.
+has of one is bounded by the worker's budget, and what it has left is had by those that come behind.
 """
 
 import math
@@ -18,6 +18,9 @@ _SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 _LONG_PROMPT_S = 2.5  # that one takes: of two of them it says little what prompts took of late
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
+# Times what a step costs by itself, that the tokens of one cost which a worker does not fill up: as
+# its shares of a step have it.
+_LEAST_FIXED: Final = 4.0
 _NOTHING: Final = StepWork()
 
 
@@ -114,8 +117,10 @@ def of_prefill(
         # Some of ours are gone, and not all that are were computed.
         left = _part(engine.work, running.num_told)
         expected_s = min(expected_s, _steps_s(engine, left.plus(since).plus(prompt))[0])
-    first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio)
-    return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
+    own_s, num_tokens = total_s - before_s, behind.num_prefill_tokens + prompt.num_prefill_tokens
+    filled_s = _filled_up_s(engine, num_tokens, expected_s - own_s)
+    first = Span(expected_s, expected_s * engine.model.prefill.upper_ratio).later(filled_s)
+    return PrefillForecast(first, own_s, max(1, num_steps - num_before))
 
 
 def computes_none_s(engine: EngineView | None) -> float:
@@ -240,6 +245,24 @@ def _steps_s(engine: EngineView, prompts: StepWork) -> tuple[float, int]:
     num_steps = math.ceil(num_tokens / engine.num_prompt_tokens)
     own_s = num_tokens * cost.prefill_token_s + num_pairs * cost.attention_pair_s
     return num_steps * engine.prompt_step_s + own_s, num_steps
+
+
+def _filled_up_s(engine: EngineView, num_tokens: int, wait_s: float) -> float:
+    """What the last of the steps that compute so many takes longer for prompts that come behind
+    them, which it has too: as many as it computes in ``wait_s``, until the first of ours.
+
+    Workers do not fill up steps that have tokens enough already, unless sequences decode there.
+    """
+    cost, num_full = engine.model.prefill, engine.num_prompt_tokens
+    if wait_s <= 0.0 or cost.prefill_token_s <= 0.0:
+        return 0.0
+    num_last = (num_tokens - 1) % num_full + 1
+    left_s = (num_full - num_last) * cost.prefill_token_s
+    if not engine.decoding.num_decode_rows:
+        enough_s = _LEAST_FIXED * cost.fixed_s
+        left_s = min(left_s, max(0.0, enough_s - num_last * cost.prefill_token_s))
+    full_s = num_full * cost.prefill_token_s
+    return min(left_s, full_s * wait_s / (engine.prompt_step_s + full_s))
 
 
 def exposed_s(

@@ -40,9 +40,9 @@ from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
 from router.placement.guarded import Guarded
+from router.placement.least_loaded import LeastLoaded
 from router.placement.output_lengths import OutputLengths
-from router.placement.policy import LeastLoaded
-from router.placement.types import Policy
+from router.placement.policy import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.services import Services, Spawn
 from router.telemetry import Telemetry

@@ -12,7 +12,8 @@ from router.cluster.worker_clock import ClockOffset
 from router.discovery.source import Discovery
 from router.generation.answer import KVPath
 from router.placement.guarded import Guarded
-from router.placement.types import Policy, Why
+from router.placement.placement import Why
+from router.placement.policy import Policy
 from router.tenant_metrics import TenantMetrics
 from router.untaken import Cut
 

@@ -22,15 +22,8 @@ from router.generation.answer import Timing, Usage
 from router.metrics import RouterMetrics
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.explanation import Explanation
-from router.placement.types import (
-    DecodeOnly,
-    Forecast,
-    Paired,
-    Placement,
-    PrefillOnly,
-    Why,
-    WorkerId,
-)
+from router.placement.placement import DecodeOnly, Forecast, Paired, Placement, PrefillOnly, Why
+from router.placement.views import WorkerId
 from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments

@@ -12,7 +12,7 @@ from diptych.telemetry import attributes, tracing
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Attributes, AttributeValue, Tracing
 from router.cluster.worker_clock import ClockOffset
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request.response_builder import Moments
 
 UNFINISHED = "unfinished"

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from diptych.block_hash import BlockKey
 from diptych.cache_change import CacheChange, fold
-from router.placement.types import Policy, WorkerId
+from router.placement.policy import Policy
+from router.placement.views import WorkerId
 
 
 def whole(keys: Sequence[BlockKey], seq: int = 0) -> CacheChange:

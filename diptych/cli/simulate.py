@@ -20,7 +20,7 @@ from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, mean_gap_s, read_trace
 from diptych.step_model import StepModel
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 
 _NUM_UNLOADED = 16  # requests, one at a time
 _UNLOADED_GAP_S = 600.0

@@ -20,16 +20,10 @@ from diptych.simulation.seen import DecodeSeen, PrefillSeen
 from router.placement.answer_length import AnswerLength
 from router.placement.claim import payer_of
 from router.placement.fair_queue import DEFAULT_WEIGHTS
+from router.placement.placement import DecodeOnly, Paired, Placement, PrefillOnly
 from router.placement.promises import Promise
-from router.placement.types import (
-    NO_OBJECTIVES,
-    DecodeOnly,
-    Objectives,
-    Paired,
-    Placement,
-    PrefillOnly,
-    WorkerId,
-)
+from router.placement.query import NO_OBJECTIVES, Objectives
+from router.placement.views import WorkerId
 
 
 class Request(NamedTuple):

@@ -8,7 +8,8 @@ from diptych.simulation.engine import EngineLimits, Noise
 from diptych.simulation.router import RouterLimits, SimulatedRouter, Wires
 from diptych.simulation.worker import SimulatedWorker
 from diptych.step_model import StepModel
-from router.placement.types import Policy, WorkerId
+from router.placement.policy import Policy
+from router.placement.views import WorkerId
 
 _NOISE_APART = 7919  # steps, between the noise of two workers
 

@@ -18,8 +18,10 @@ from diptych.timers import Timers
 from router.placement.answer_length import AnswerLength
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
+from router.placement.placement import DecodeOnly, Forecast, Paired, Placement
+from router.placement.query import EndedRequest, Query
 from router.placement.spare import BATCH_SPARE_ONLY_S, seen_by, will_yield
-from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
+from router.placement.views import WorkerId
 from router.request import worker_errors
 from router.request.placing import ASK_AGAIN_S
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
@@ -283,9 +285,9 @@ class Journey:
         self._router.policy.ended_as(self._seen())
         self._on_end(self)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> EndedRequest:
         request, outcome = self.request, self.outcome
-        return Seen(
+        return EndedRequest(
             request.due_s,
             self._agenda.now_s,
             len(request.prompt_ids),

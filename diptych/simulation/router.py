@@ -13,9 +13,10 @@ from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
 from router.placement.engine_seconds import RecentRates
 from router.placement.output_lengths import OutputLengths
+from router.placement.policy import Policy
 from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
-from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 
 S = TypeVar("S", PrefillSeen, DecodeSeen)

@@ -16,7 +16,7 @@ from router.placement.prefill_load import NO_PROMPTS, OwnPrompts, PrefillLoad
 from router.placement.promises import Promise
 from router.placement.runway import Runway
 from router.placement.takes import PrefillTakes, decode_takes, is_more
-from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+from router.placement.views import DecodeView, EngineView, PrefillView, WorkerId
 
 
 class Told:

@@ -19,9 +19,10 @@ from diptych.simulation.worker import SimulatedWorker
 from diptych.simulation.workload import Shape, prompt_ids
 from router.placement.cache_index import CacheIndex
 from router.placement.guarded import Guarded
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.policy import Policy
 from router.placement.predicted import Predicted
-from router.placement.types import NO_OBJECTIVES, Objectives, Policy
+from router.placement.query import NO_OBJECTIVES, Objectives
 
 _NUM_SLICES = 200  # of a run, between two reports of its progress
 _LINE_PAUSE_S = 1.0  # after one that was refused

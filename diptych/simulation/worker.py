@@ -7,7 +7,7 @@ from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
 from diptych.simulation.seen import Told
 from diptych.step_model import StepModel
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 _LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
 _LEAST_GAP_S = 0.02  # where another router's work came

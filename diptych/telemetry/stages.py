@@ -36,10 +36,10 @@ class Stage(StrEnum):
 
     # One try on workers, as the router sees it: asked until it failed or the request ended.
     ATTEMPT = "attempt"
-    # Seen by the prefill worker: accepted until its first step; computing.
+    # EndedRequest by the prefill worker: accepted until its first step; computing.
     PREFILL_WAIT = "prefill_wait"
     PREFILL_COMPUTE = "prefill_compute"
-    # Seen by the decode worker: Bind until proven.
+    # EndedRequest by the decode worker: Bind until proven.
     # The part not hidden by prefill lies inside HANDOFF.
     TRANSFER = "transfer"
     # The last range announced until proven.
@@ -47,7 +47,7 @@ class Stage(StrEnum):
     # The decode worker computes KV itself: by choice, or after a failed hand-off.
     LOCAL_PREFILL = "local_prefill"
     RECOMPUTE = "recompute"
-    # Seen by the decode worker: started until ended.
+    # EndedRequest by the decode worker: started until ended.
     DECODE_RUN = "decode_run"
 
     @property

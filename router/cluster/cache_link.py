@@ -12,7 +12,7 @@ from diptych.timers import Timers
 from diptych.v1 import cache_pb2, cache_pb2_grpc
 from router.cluster.watch import WorkerWatch
 from router.placement.cache_index import CacheIndex
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from router.cluster.watch import WorkerWatch
 from router.placement.answer_length import AnswerLength
 from router.placement.decode_load import DecodeLoad
 from router.placement.promises import Promise
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 logger = logging.getLogger(__name__)
 

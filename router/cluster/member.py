@@ -14,7 +14,7 @@ from router.placement.place import NOWHERE, Place
 from router.placement.prefill_load import OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
 from router.placement.takes import NO_DECODE, NO_PREFILL, decode_takes, is_more
-from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+from router.placement.views import DecodeView, EngineView, PrefillView, WorkerId
 
 
 class Limits(NamedTuple):

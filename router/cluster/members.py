@@ -22,10 +22,11 @@ from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
 from router.placement.place import NOWHERE, Place
+from router.placement.policy import Policy
 from router.placement.prefill_load import NO_PROMPTS
 from router.placement.runway import Runway
 from router.placement.second_halves import SecondHalves
-from router.placement.types import Policy, Snapshot, WorkerId
+from router.placement.views import Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
 

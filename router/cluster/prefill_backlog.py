@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from router.placement.prefill_load import OwnPrompts
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 
 class _Prompt(NamedTuple):

@@ -13,7 +13,7 @@ from diptych.rpc.status import from_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from router.cluster import wrong_forms
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 logger = logging.getLogger(__name__)
 

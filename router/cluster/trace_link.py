@@ -12,7 +12,7 @@ from diptych.cancellation import pass_on_cancellation
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset, WorkerClock
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from diptych.rpc.peer_channel import Dialer, PeerChannel
 from diptych.step_model import StepModel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.wire_names import ROLE_NAMES
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from router.frontend.validation import recorded_id
 from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Outlet, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request.best_choices import BestChoices
 from router.request.choices import Choices
 from router.request.resolved import ResolvedRequest

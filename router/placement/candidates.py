@@ -23,6 +23,7 @@ from router.placement.glance import (
     tells_decode,
     tells_prefill,
 )
+from router.placement.least_loaded import LeastLoaded
 from router.placement.loss import (
     Bystanders,
     Consequences,
@@ -33,17 +34,11 @@ from router.placement.loss import (
     slow_ratio,
 )
 from router.placement.parting import Parting, Parts
-from router.placement.policy import LeastLoaded
+from router.placement.placement import Outlook
+from router.placement.query import Query
 from router.placement.shortlist import near, partnered, soonest
 from router.placement.told_paces import ToldPaces, told_paces
-from router.placement.types import (
-    DecodeView,
-    Outlook,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.weighed import (
     PER_OBJECTIVE,
     Beside,

@@ -4,16 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from router.placement.types import (
-    DecodeView,
-    Pair,
-    Paired,
-    Placement,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.placement import Paired, Placement
+from router.placement.query import Query
+from router.placement.views import DecodeView, Pair, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork
-from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot
+from router.placement.views import DecodeView, EngineView, PrefillView, Snapshot
 
 _CHUNK_TOKENS: Final = 512  # of a prompt, by which its tokens' cost is told
 _FRESH_S: Final = 0.25

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.place import distance_ratio
-from router.placement.types import DecodeView, EngineView, PrefillView
+from router.placement.views import DecodeView, EngineView, PrefillView
 
 _NINE_OF_TEN = 1.2816  # standard deviations
 _SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from diptych.step_model import StepCost, StepWork
-from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 

@@ -22,7 +22,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from router.placement.types import Seen, Snapshot, WorkerId
+from router.placement.query import EndedRequest
+from router.placement.views import Snapshot, WorkerId
 
 LOOK_S: Final = 5.0  # between two looks
 SURE_S: Final = 15.0  # that a regime has to look better before it is tried
@@ -95,7 +96,7 @@ def both_alone(snapshot: Snapshot) -> Sequence[WorkerId]:
     return () if any(sources.isdisjoint(view.proven) for view in decoding) else both
 
 
-def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
+def kept_ratio(regime: Regime, seen: Sequence[EndedRequest], rates: Rates) -> float:
     """Of these requests, in order of arrival, those that a fixed regime would have kept.
 
     Prompts are computed in order by whoever is free first. Where they are decoded as well,
@@ -133,7 +134,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.regime = Regime.FREE
-        self._seen: deque[Seen] = deque(maxlen=_MOST_SEEN)
+        self._seen: deque[EndedRequest] = deque(maxlen=_MOST_SEEN)
         self._foretold: deque[_Foretold] = deque(maxlen=_MOST_SEEN)
         self._now_s = 0.0
         self._since_s = 0.0  # in this regime
@@ -161,7 +162,7 @@ class Guard:
         """
         self._foretold.append(_Foretold(max(self._now_s, now_s), num_missed, num_own))
 
-    def ended(self, seen: Seen) -> None:
+    def ended(self, seen: EndedRequest) -> None:
         """One request more."""
         self._seen.append(seen)
         self._now_s = max(self._now_s, seen.ended_s)
@@ -186,7 +187,7 @@ class Guard:
             self._watch(recent)
         return self.regime is not before
 
-    def _judge(self, begun: Sequence[Seen], before: tuple[Regime, float]) -> None:
+    def _judge(self, begun: Sequence[EndedRequest], before: tuple[Regime, float]) -> None:
         """What is on trial stays if it kept enough; else what was before it comes back.
 
         A fixed regime that keeps so much less that chance would hardly have it so ends at once.
@@ -222,7 +223,7 @@ class Guard:
         self._wait_s = min(2 * self._wait_s, MOST_STAY_S)
         self._turn(Regime.FREE)
 
-    def _watch(self, recent: Sequence[Seen]) -> None:
+    def _watch(self, recent: Sequence[EndedRequest]) -> None:
         """The free regime is tried after a while, or once this one keeps far less than it did.
 
         Then what is to be beaten is what it keeps by now.
@@ -236,7 +237,7 @@ class Guard:
         if len(latest) >= _LEAST_SEEN and is_far_less and _is_worse(latest, self._expected):
             self._turn(Regime.FREE, _ratio(latest[-_LEAST_SEEN:]))
 
-    def _doubt(self, recent: Sequence[Seen], rates: Rates | None) -> None:
+    def _doubt(self, recent: Sequence[EndedRequest], rates: Rates | None) -> None:
         """Whether a fixed regime has been looking better for long enough."""
         is_early = len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s
         surprise = self._surprise(recent)
@@ -259,7 +260,7 @@ class Guard:
         elif self._now_s - self._better_since_s >= SURE_S:
             self._turn(best, kept)
 
-    def _surprise(self, recent: Sequence[Seen]) -> float:
+    def _surprise(self, recent: Sequence[EndedRequest]) -> float:
         """How many more objectives a request that was answered missed than was foretold, or fewer.
 
         Who foretells too much loses no more than what is refused for it. Of that only what requests
@@ -284,7 +285,7 @@ class Guard:
         self._better_since_s = None
 
 
-def _was_hopeless(seen: Seen, rates: Rates) -> bool:
+def _was_hopeless(seen: EndedRequest, rates: Rates) -> bool:
     """Whether it had no answer, and no regime could have kept it: of that nothing is learned."""
     if seen.ttft_s is not None:
         return False
@@ -297,10 +298,10 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _is_worse(seen: Sequence[Seen], ratio: float) -> bool:
+def _is_worse(seen: Sequence[EndedRequest], ratio: float) -> bool:
     """Than that, by more than chance would often have it."""
     return _ratio(seen) + 1.0 / math.sqrt(len(seen)) < ratio
 
 
-def _ratio(seen: Sequence[Seen]) -> float:
+def _ratio(seen: Sequence[EndedRequest]) -> float:
     return sum(each.is_kept for each in seen) / len(seen) if seen else 0.0

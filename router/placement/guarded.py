@@ -6,21 +6,13 @@ from dataclasses import replace
 
 from router.placement.explanation import Explanation
 from router.placement.guard import Guard, Rates, Regime, both_alone
+from router.placement.least_loaded import LeastLoaded
 from router.placement.measured import first_token_s, is_in_time
-from router.placement.policy import LeastLoaded
+from router.placement.placement import DecodeOnly, Forecast, Paired, Placement, Unreachable
 from router.placement.predicted import Predicted
-from router.placement.types import (
-    DecodeOnly,
-    Forecast,
-    Paired,
-    Placement,
-    Query,
-    Seen,
-    Snapshot,
-    Unreachable,
-    WorkerId,
-)
+from router.placement.query import EndedRequest, Query
 from router.placement.unreachable import too_late
+from router.placement.views import Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +34,7 @@ class Guarded:
         self._has_declined = False  # in a fixed regime
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         sees_all = not query.takes_spare_only  # see router.placement.spare
         if sees_all and self.guard.is_due and self.guard.look(Rates.of(snapshot)):
             logger.warning("placement turns", extra={"regime": self.guard.regime.value})
@@ -61,22 +53,22 @@ class Guarded:
         return None if self._has_declined else found
 
     def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         return self._predicted.may_be_local(query, snapshot)
 
     def may_come(self, query: Query, snapshot: Snapshot) -> bool:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         return self._plain.may_come(query, snapshot)
 
     @property
     def has_declined(self) -> bool:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         if self.guard.regime is not Regime.FREE:
             return self._has_declined
         return self._predicted.has_declined
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         if self.guard.regime is Regime.FREE:
             return self._predicted.foresee(query, snapshot, wait_s)
         within_s = query.objectives.ttft_s
@@ -104,24 +96,24 @@ class Guarded:
             found = self._plain.together(query, snapshot)
         return found or self._plain.place(query._replace(may_refuse=False), snapshot)
 
-    def ended_as(self, seen: Seen) -> None:
-        """See :class:`router.placement.types.Policy`."""
+    def ended_as(self, seen: EndedRequest) -> None:
+        """See :class:`router.placement.policy.Policy`."""
         self.guard.ended(seen)
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self._predicted.came_true(forecast, ttft_s)
 
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self._predicted.went_on(forecast, gap_s)
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         return self._predicted.explain(query, snapshot, placement)
 
     def forget(self, worker: WorkerId) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self._predicted.forget(worker)
 
 

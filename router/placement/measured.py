@@ -8,16 +8,9 @@ workers while forecasts are in doubt.
 from collections.abc import Callable
 from typing import Final
 
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Placement,
-    PrefillOnly,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.placement import DecodeOnly, Placement, PrefillOnly
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 _MOST_PREFILL_TIME: Final = 0.95
 

@@ -16,7 +16,8 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import DecodeView, Query, Snapshot, WorkerId
+from router.placement.query import Query
+from router.placement.views import DecodeView, Snapshot, WorkerId
 
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32

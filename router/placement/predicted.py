@@ -11,28 +11,23 @@ from router.placement.candidates import Overheads, prompt_work, weigh
 from router.placement.explanation import Explanation
 from router.placement.forecast import alone_s, of_decode, of_prefill
 from router.placement.glance import busy_workers, has_all_room, idle, prompt_token_s
+from router.placement.least_loaded import LeastLoaded
 from router.placement.overhead import Overhead
 from router.placement.parting import Parting
-from router.placement.policy import LeastLoaded
-from router.placement.probes import Probes, most_slowed, perhaps_in_time
-from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED
-from router.placement.types import (
-    NO_OBJECTIVES,
+from router.placement.placement import (
     DecodeOnly,
-    DecodeView,
     Forecast,
     Outlook,
     Paired,
     Placement,
-    PrefillView,
-    Query,
-    Seen,
-    Snapshot,
     Unreachable,
     Why,
-    WorkerId,
 )
+from router.placement.probes import Probes, most_slowed, perhaps_in_time
+from router.placement.query import NO_OBJECTIVES, EndedRequest, Query
+from router.placement.shortlist import NUM_HOLDERS, NUM_WEIGHED
 from router.placement.unreachable import too_late, too_slow
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.weighed import Weighed
 
 _NUM_TOLD = 4  # candidates that a forecast names, the best
@@ -79,12 +74,12 @@ class Predicted:
         self.has_declined = False  # see Policy
 
     def forget(self, worker: WorkerId) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self._plain.forget(worker)
         self._probes.forget(worker)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self.has_declined = False
         self._age(query.now_s)
         if self._is_plain(query, snapshot):
@@ -123,15 +118,15 @@ class Predicted:
         return DecodeOnly(chosen.decode, why, query.num_tokens - num_missing, forecast)
 
     def may_be_local(self, query: Query, snapshot: Snapshot) -> bool:
-        """See :class:`router.placement.types.Policy`. It is weighed."""
+        """See :class:`router.placement.policy.Policy`. It is weighed."""
         return True
 
     def may_come(self, query: Query, snapshot: Snapshot) -> bool:
-        """See :class:`router.placement.types.Policy`. Objectives are no matter."""
+        """See :class:`router.placement.policy.Policy`. Objectives are no matter."""
         return self._plain.may_come(query, snapshot)
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        """See :class:`router.placement.types.Policy`.
+        """See :class:`router.placement.policy.Policy`.
 
         A first token that would be late now is later the later it begins. A decode worker that
         is too slow for one more may be fast enough once others have ended, so it is waited for
@@ -218,21 +213,21 @@ class Predicted:
         return min((each.first_token.expected_s for each in computed if each), default=0.0)
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         self._probes.came()
         foretold_s = forecast.chosen.ttft_s - forecast.overhead_s
         self._overhead.came_true(ttft_s, foretold_s, is_probe=forecast.is_probe)
 
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
-        """See :class:`router.placement.types.Policy`."""
+        """See :class:`router.placement.policy.Policy`."""
         foretold_s = forecast.chosen.gap_s - forecast.handoff_overhead_s
         self._handoff_overhead.came_true(gap_s, foretold_s)
 
-    def ended_as(self, seen: Seen) -> None:
-        """See :class:`router.placement.types.Policy`. First tokens have taught it."""
+    def ended_as(self, seen: EndedRequest) -> None:
+        """See :class:`router.placement.policy.Policy`. First tokens have taught it."""
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
-        """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
+        """See :class:`router.placement.policy.Policy`. What was foretold is in the placement."""
         return self._plain.explain(query, snapshot, placement)
 
     def _weigh(self, query: Query, snapshot: Snapshot, *, is_real: bool = True) -> Weighed | None:

@@ -13,14 +13,9 @@ from collections.abc import Collection, Iterable
 from typing import Final, TypeVar
 
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import (
-    DecodeView,
-    Outlook,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.placement import Outlook
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 L = TypeVar("L")
 

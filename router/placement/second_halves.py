@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from router.placement.types import DecodeView, Paired, PrefillView, Snapshot, WorkerId
+from router.placement.placement import Paired
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 

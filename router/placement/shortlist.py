@@ -5,7 +5,7 @@ from heapq import nsmallest
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from router.placement.forecast import DecodeForecast, PrefillForecast
-from router.placement.types import DecodeView, PrefillView, WorkerId
+from router.placement.views import DecodeView, PrefillView, WorkerId
 
 NUM_WEIGHED: Final = 8  # of each pool, those with the least to wait for
 # Of larger pools not every queue is rolled out, but those that look short, and who has a prefix.

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from router.placement.types import DecodeView, PrefillView, Query, Snapshot, WorkerId
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 BATCH_SPARE_ONLY_S: Final = 10.0  # after which a batch request takes its turn like any other
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple, TypeVar
 
 from router.placement.spare import computes_at_once, has_spare_place
-from router.placement.types import DecodeView
+from router.placement.views import DecodeView
 
 _LONG: Final = 16  # one in so many of a worker's blocks; few sequences of a batch need more
 

@@ -15,7 +15,7 @@ from router.placement.forecast import (
     of_decode,
     queued_stall_s,
 )
-from router.placement.types import DecodeView
+from router.placement.views import DecodeView
 
 # A sequence and a way in which it may go on, as it stands before anything comes: what it has left
 # for its tokens, but for what it loses to prompts that are there, s; how likely it misses its pace.

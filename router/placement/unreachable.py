@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from router.placement.comeback import comeback_s
-from router.placement.types import Objectives, Unreachable
+from router.placement.placement import Unreachable
+from router.placement.query import Objectives
 
 _HARDLY_S: Final = 0.01  # since it came: not worth a word
 

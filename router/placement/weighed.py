@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, PrefillForecast, Queue, Span
 from router.placement.loss import NO_TOLL, Toll
+from router.placement.placement import Outlook
 from router.placement.told_paces import ToldPaces
-from router.placement.types import DecodeView, Outlook, PrefillView, WorkerId
+from router.placement.views import DecodeView, PrefillView, WorkerId
 
 PER_OBJECTIVE: Final = 20  # differences that are smaller are left to seconds
 _ROUNDING: Final = 1e-9  # of what is added in another order

@@ -4,7 +4,8 @@ import enum
 from typing import NamedTuple
 
 from diptych.errors import DiptychError
-from router.placement.types import Why, WorkerId
+from router.placement.placement import Why
+from router.placement.views import WorkerId
 
 
 class Retry(enum.StrEnum):

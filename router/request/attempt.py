@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
-from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
+from router.placement.placement import DecodeOnly, Paired, Placement, PrefillOnly, Why
+from router.placement.views import WorkerId
 from router.request import actions, events
 from router.request.actions import Action
 from router.request.decode_reservation import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import PromptLogprobs
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request.session import Session
 
 # Makes the session of that choice, beside a worker that has the prompt, of the weights with that

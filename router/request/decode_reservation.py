@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from diptych.transitions import Transitions
 from diptych.v1 import common_pb2
-from router.placement.types import Why, WorkerId
+from router.placement.placement import Why
+from router.placement.views import WorkerId
 
 
 class ReservationState(enum.Enum):

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.timers import Timers
-from router.placement.types import Placement, Query, Unreachable
+from router.placement.placement import Placement, Unreachable
+from router.placement.query import Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,10 @@ from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
+from router.placement.placement import DecodeOnly, Forecast, Paired, Placement, Unreachable, Why
+from router.placement.query import Query
 from router.placement.spare import seen_by, will_yield
-from router.placement.types import (
-    DecodeOnly,
-    Forecast,
-    Paired,
-    Placement,
-    Query,
-    Unreachable,
-    Why,
-    WorkerId,
-)
+from router.placement.views import WorkerId
 from router.request import actions, events, worker_messages
 from router.request.events import Event
 from router.request.observer import Observer, Waits

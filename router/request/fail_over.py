@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 from diptych.errors import DiptychError
-from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
+from router.placement.placement import DecodeOnly, Paired, Placement, PrefillOnly, Why
+from router.placement.views import WorkerId
 from router.request import actions, events, worker_errors
 from router.request.actions import Action, Retry
 from router.request.attempt import Attempt

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from diptych.errors import DeadlineExceededError, DiptychError, SlowClientError
-from router.placement.types import Placement
+from router.placement.placement import Placement
 from router.request import actions, events
 from router.request.actions import Action
 from router.request.attempt import Attempt

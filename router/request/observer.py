@@ -8,7 +8,8 @@ from opentelemetry.context import Context
 from diptych.errors import DiptychError
 from diptych.telemetry.stages import Stage
 from router.placement.explanation import Explanation
-from router.placement.types import Forecast, Placement, Why, WorkerId
+from router.placement.placement import Forecast, Placement, Why
+from router.placement.views import WorkerId
 from router.request.actions import Retry
 
 

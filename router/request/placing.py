@@ -1,7 +1,9 @@
 """Asks for workers on behalf of one request, and says when it has waited enough. Pure."""
 
 from diptych.errors import DiptychError, WorkerLostError
-from router.placement.types import Placement, Query, WorkerId
+from router.placement.placement import Placement
+from router.placement.query import Query
+from router.placement.views import WorkerId
 from router.request import worker_errors
 from router.request.decode_reservation import DecodeReservation
 from router.request.deps import RequestDeps

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from diptych.transitions import Transitions
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 
 class PrefillLeaseState(enum.Enum):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from diptych.errors import DiptychError
 from diptych.timers import Timers
-from router.placement.types import Pair, WorkerId
+from router.placement.views import Pair, WorkerId
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 0.5

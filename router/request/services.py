@@ -9,7 +9,7 @@ from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.placement.engine_seconds import RecentRates
 from router.placement.output_lengths import OutputLengths
-from router.placement.types import Policy
+from router.placement.policy import Policy
 from router.placement.waiting_room import WaitingRoom
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], None]

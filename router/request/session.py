@@ -25,7 +25,7 @@ from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Outlet, Timing, Usage
 from router.placement.spare import BATCH_SPARE_ONLY_S
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps

@@ -8,7 +8,7 @@ from router.generation.answer import Usage
 from router.placement.answer_length import AnswerLength
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
-from router.placement.types import Objectives, Seen
+from router.placement.query import EndedRequest, Objectives
 from router.request.resolved import ResolvedRequest
 from router.request.services import Services
 
@@ -80,7 +80,7 @@ class Terms:
         """Its answer is whole, with tokens at these moments; or, without any, it failed."""
         num_gaps = usage.num_new_tokens - 1
         has_pace = first_s is not None and num_gaps > 0
-        seen = Seen(
+        seen = EndedRequest(
             self._came_s,
             time.monotonic(),
             max(1, usage.num_prompt_tokens - usage.num_cached_tokens),

@@ -15,7 +15,8 @@ from diptych.errors import (
     WorkerLostError,
 )
 from diptych.v1 import decode_pb2
-from router.placement.types import Unreachable, WorkerId
+from router.placement.placement import Unreachable
+from router.placement.views import WorkerId
 
 _REFUSALS = (BlocksExhaustedError.reason, WorkerDrainingError.reason)
 

@@ -21,18 +21,11 @@ from diptych.block_needs import ShippedBytes
 from diptych.paced import MOST_TOLD, Paced
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.policy import Policy
 from router.placement.predicted import Predicted
-from router.placement.types import (
-    DecodeView,
-    EngineView,
-    Objectives,
-    Policy,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.query import Objectives, Query
+from router.placement.views import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
 from tests.told_caches import holds
 
 MODEL = StepModel(

@@ -31,7 +31,7 @@ from diptych.simulation.report import TPOT_MULTIPLES, TTFT_MULTIPLES
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 
 _SURE: Final = 1.645  # standard errors
 

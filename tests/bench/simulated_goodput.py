@@ -25,7 +25,7 @@ from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape, read_trace
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.bench.goodput import DRAIN_S
 from tests.bench.goodput_runs import (
     ADMITTED,

@@ -24,7 +24,7 @@ from diptych.telemetry.sampling import WHOLE, Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request.response_builder import Moments
 from router.trace import RequestTrace
 

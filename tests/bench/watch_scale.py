@@ -23,8 +23,8 @@ from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
-from router.placement.types import Query
+from router.placement.least_loaded import LeastLoaded
+from router.placement.query import Query
 
 NUM_WORKERS = 100  # of each kind
 MESSAGES_PER_S = 4  # of one busy worker: so often it tells what changes with each step

@@ -14,7 +14,7 @@ from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster import trace_link
 from router.cluster.trace_link import TraceLink
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.integration import router_rig, worker_rig
 from tests.integration.fake_workers import FakeWorker
 from tests.prompts import prompt

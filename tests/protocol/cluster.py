@@ -12,7 +12,7 @@ from random import Random
 from diptych.block_hash import block_keys
 from kvtransfer.config import DigestLevel
 from kvtransfer.errors import SourceLostError, TransportError
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.protocol.checks import check_healed, check_now
 from tests.protocol.decodes import DecodeWorker
 from tests.protocol.fake_model import slots_of

@@ -18,7 +18,7 @@ from kvtransfer.reader.quarantine import (
     ReapLimits,
     stuck_reads,
 )
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.protocol.fake_model import VOCAB
 from tests.protocol.prefills import PrefillWorker
 from tests.protocol.pulls import FakePull, FakeRead

@@ -12,7 +12,7 @@ from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.protocol.fake_model import VOCAB
 from tests.protocol.wire import Stream
 from tests.protocol.workers import (

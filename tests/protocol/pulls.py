@@ -25,7 +25,7 @@ from kvtransfer.reader.quarantine import (
     PullReads,
     ReadRecord,
 )
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.protocol.fake_model import SLOT_BYTES
 from tests.protocol.invariants import Invariant
 from tests.protocol.prefills import PrefillWorker

@@ -12,8 +12,10 @@ from diptych.block_hash import block_keys
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Placement
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.actions import Action

@@ -8,7 +8,7 @@ from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.step import SequenceUpdate, StepPlan
 from diptych.timers import Timers
 from kvtransfer.config import DigestLevel
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.protocol.fake_model import Memory
 from tests.protocol.invariants import Watch
 

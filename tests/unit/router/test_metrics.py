@@ -14,7 +14,7 @@ from router.metrics import OUTCOMES, read_placement, read_pools, read_room
 from router.placement.cache_index import CacheIndex
 from router.placement.guard import Regime
 from router.placement.guarded import Guarded
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
 from tests import metrics
 
 

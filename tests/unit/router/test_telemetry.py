@@ -24,7 +24,8 @@ from router.generation.answer import KVPath, Timing, Transfer, Usage
 from router.metrics import RouterMetrics
 from router.placement.claim import Claim
 from router.placement.explanation import Explanation
-from router.placement.types import Forecast, Outlook, Paired, WorkerId
+from router.placement.placement import Forecast, Outlook, Paired
+from router.placement.views import WorkerId
 from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments

@@ -13,7 +13,7 @@ from diptych.telemetry.sampling import WHOLE, Sampling
 from diptych.telemetry.stages import REQUEST_STAGES, Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request.response_builder import Moments
 from router.trace import UNFINISHED, RequestTrace
 from tests.unit.router.told_workers import ToldWorkers

@@ -1,7 +1,7 @@
 """Workers that only listen, for a request's trace."""
 
 from router.cluster.worker_clock import ClockOffset
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 
 class ToldWorkers:

@@ -14,8 +14,9 @@ from diptych.simulation.router import Wires
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
+from router.placement.query import Query
 from router.placement.spare import seen_by
-from router.placement.types import Query, Snapshot
+from router.placement.views import Snapshot
 from tests.unit.simulation.small import SMALL
 
 STEPS = StepModel(

@@ -10,7 +10,7 @@ from diptych.simulation.outcome import Objective
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
 # Of the demo model on one core with AVX-512.

@@ -13,7 +13,7 @@ from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
 from router.placement.guard import LOOK_S, STAY_S, SURE_S, Guard, Regime
 from router.placement.guarded import Guarded
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
 TRUE = StepModel(

@@ -8,7 +8,9 @@ from diptych.simulation.engine import Listener, SimulatedEngine
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Simulation
 from diptych.simulation.workload import Shape
-from router.placement.types import Paired, Query, Snapshot
+from router.placement.placement import Paired
+from router.placement.query import Query
+from router.placement.views import Snapshot
 from tests.unit.simulation.small import ROUND, setup
 from tests.unit.simulation.test_simulation import assert_idle
 

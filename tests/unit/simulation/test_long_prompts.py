@@ -9,7 +9,7 @@ from diptych.simulation.measured_steps import DEMO
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 
 LIMITS = EngineLimits(max_num_seqs=64, max_batched_tokens=512, max_model_len=4096, num_blocks=2048)
 GOALS = Objectives(26.7, 0.105)  # five times, and twice, what one has alone

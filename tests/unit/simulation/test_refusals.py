@@ -12,7 +12,7 @@ from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.unit.simulation.small import ROUND, SMALL
 
 GOAL = Objective(1.7, 0.082)

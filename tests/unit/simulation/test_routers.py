@@ -9,7 +9,7 @@ from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
 STEPS = StepModel(

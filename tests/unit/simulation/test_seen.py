@@ -14,10 +14,12 @@ from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.policy import Policy
 from router.placement.predicted import Predicted
 from router.placement.promises import Promise, promised
-from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
+from router.placement.query import Objectives, Query
+from router.placement.views import Snapshot, WorkerId
 from tests.unit.router.cluster.world import World, proven
 from tests.unit.router.request.dispatch_world import Deaf
 from tests.unit.simulation.small import SMALL, VARIED

@@ -14,9 +14,11 @@ from diptych.simulation.journey import Journey
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Simulation
 from diptych.simulation.workload import Shape
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Placement
 from router.placement.predicted import Predicted
-from router.placement.types import Objectives, Placement, Query, Snapshot
+from router.placement.query import Objectives, Query
+from router.placement.views import Snapshot
 from router.request.request_state import RequestState
 from tests.unit.simulation.small import ROUND, SMALL, VARIED, setup, some
 

@@ -12,7 +12,7 @@ from diptych.simulation.outcome import Objective, goodput
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
-from router.placement.types import Objectives
+from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
 GOAL = Objective(1.7, 0.082)

@@ -19,7 +19,7 @@ from diptych.worker.cache_watch import CacheServicer
 from diptych.worker.status import WorkerStatus
 from router.cluster.cache_link import CacheLink
 from router.placement.cache_index import CacheIndex
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 KEYS = tuple(bytes([i, *range(1, 16)]) for i in range(1, 9))
 

@@ -4,7 +4,7 @@ import pytest
 
 from diptych.step_model import StepCost, StepModel
 from diptych.v1 import decode_pb2
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.world import World
 from tests.unit.router.request.dispatch_world import Deaf
 

@@ -13,7 +13,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc, worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 
 

@@ -18,9 +18,11 @@ from router.cluster.watch import WorkerWatch
 from router.discovery.source import StaticDiscovery, Targets
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import Asked
+from router.placement.least_loaded import LeastLoaded
 from router.placement.place import Place
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
+from router.placement.placement import DecodeOnly, Paired, Why
+from router.placement.query import Query
+from router.placement.views import Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from tests.told_caches import holds, whole
 from tests.unit.router.cluster.last_words import LastWords

@@ -10,7 +10,7 @@ from diptych.rpc.channel import open_channel
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2
 from router.cluster.prefill_link import PrefillLink
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 
 
 class Ended:

@@ -10,8 +10,10 @@ from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster.watch import WorkerWatch
 from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Paired, Query, Why, WorkerId
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Paired, Why
+from router.placement.query import Query
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import READY, FakeChannel, World, proven, targets
 from tests.unit.router.request.dispatch_world import Deaf

@@ -5,8 +5,9 @@ import pytest
 from diptych.step_model import StepCost, StepModel
 from router.placement.glance import busy_workers
 from router.placement.measured import first_token_s
+from router.placement.placement import DecodeOnly, Why
+from router.placement.query import Query
 from router.placement.spare import computes_at_once
-from router.placement.types import DecodeOnly, Query, Why
 from tests.unit.router.cluster.test_roles import BOTH, soft, soft_world, worker
 from tests.unit.router.cluster.world import World
 from tests.unit.router.request.dispatch_world import Deaf

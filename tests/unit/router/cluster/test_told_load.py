@@ -13,8 +13,10 @@ from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import decode_pb2, worker_pb2
 from router.config import RouterConfig
 from router.placement.claim import Asked
+from router.placement.placement import Paired
 from router.placement.promises import NOTHING_PROMISED, Promise, promised
-from router.placement.types import EngineView, Paired, Query, Snapshot, WorkerId
+from router.placement.query import Query
+from router.placement.views import EngineView, Snapshot, WorkerId
 from tests.unit.router.cluster.world import World, proven
 from tests.unit.router.request.dispatch_world import Deaf
 

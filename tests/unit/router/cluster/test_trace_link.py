@@ -21,7 +21,7 @@ from router.cluster import trace_link
 from router.cluster.trace_link import TraceLink
 from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset, WorkerClock
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.world import FakeChannel, World
 
 seconds = st.integers(0, 10**6)

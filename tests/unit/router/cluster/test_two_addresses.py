@@ -3,7 +3,7 @@
 import pytest
 
 from diptych.rpc import peer_channel
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.world import FakeChannel, World, placeable, targets, welcome
 
 

@@ -12,8 +12,8 @@ from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
-from router.placement.types import WorkerId
+from router.placement.least_loaded import LeastLoaded
+from router.placement.views import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 
 READY = worker_pb2.SERVING_STATE_READY

@@ -4,18 +4,11 @@ import dataclasses
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Placement
 from router.placement.predicted import Predicted
-from router.placement.types import (
-    DecodeView,
-    EngineView,
-    Objectives,
-    Placement,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.query import Objectives, Query
+from router.placement.views import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
 
 P1, P2, D1, D2 = (WorkerId(f"{name}:1", name) for name in ("p1", "p2", "d1", "d2"))
 MODEL = StepModel(

@@ -8,16 +8,11 @@ import pytest
 from diptych.paced import Paced
 from diptych.step_model import StepWork
 from router.placement.forecast import PrefillForecast, Span, of_decode
+from router.placement.placement import DecodeOnly, Outlook, Paired
 from router.placement.promises import Promise, promised
+from router.placement.query import Objectives
 from router.placement.told_paces import told_paces
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Objectives,
-    Outlook,
-    Paired,
-    Snapshot,
-)
+from router.placement.views import DecodeView, Snapshot
 from tests.unit.router.placement.predicted_world import P1, made, view_p
 from tests.unit.router.placement.test_told_paces import (
     MODEL,

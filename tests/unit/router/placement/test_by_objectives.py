@@ -8,9 +8,11 @@ from diptych.step_model import StepCost, StepModel
 from router.placement.by_objectives import ByObjectives
 from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Paired
 from router.placement.promises import Promise, promised
-from router.placement.types import Objectives, Paired, Query, Seen, Snapshot
+from router.placement.query import EndedRequest, Objectives, Query
+from router.placement.views import Snapshot
 from tests.unit.router.placement.predicted_world import D1, MODEL, P1, P2, QUERY, view_d, view_p
 
 SLOW = StepModel(StepCost(), StepCost(5.0, 0.0, 0.0, 0.001, 0.0, 1.2, 100))
@@ -60,7 +62,7 @@ def test_a_deadline_refuses_what_cannot_begin_before_it_and_changes_nothing_else
     assert "deadline: the answer is wanted within 5.000 s, of which 0.001 are left" in lost.what
     assert "its first token foretold in" in lost.what
     before = len(policy.guard._seen)
-    policy.ended_as(Seen(1.0, 2.0, 500, far, 0.5, 0.04))
+    policy.ended_as(EndedRequest(1.0, 2.0, 500, far, 0.5, 0.04))
     assert len(policy.guard._seen) == before
 
 
@@ -120,7 +122,7 @@ def test_what_was_promised_counts_whoever_runs_there() -> None:
 
 def test_the_guard_hears_of_those_that_want_something() -> None:
     policy = made()
-    policy.ended_as(Seen(1.0, 1.0 + 9 * LOOK_S, 10))
+    policy.ended_as(EndedRequest(1.0, 1.0 + 9 * LOOK_S, 10))
     assert not policy.guard.is_due, "of these nothing was foretold"
-    policy.ended_as(Seen(1.0, 1.0 + 9 * LOOK_S, 10, Objectives(tpot_s=1.0), 1.0, 0.5))
+    policy.ended_as(EndedRequest(1.0, 1.0 + 9 * LOOK_S, 10, Objectives(tpot_s=1.0), 1.0, 0.5))
     assert policy.guard.is_due

@@ -6,7 +6,7 @@ import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.engine_seconds import EngineRates, RecentRates, rates_of
-from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
+from router.placement.views import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
 
 MODEL = StepModel(
     decode=StepCost(0.04, 0.002, 0.0, 0.0, 0.0, 1.2, NUM_KNOWN_STEPS),

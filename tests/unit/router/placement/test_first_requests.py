@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepModel
-from router.placement.types import DecodeView, Objectives, Paired, Snapshot, WorkerId
+from router.placement.placement import Paired
+from router.placement.query import Objectives
+from router.placement.views import DecodeView, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import (
     D1,
     D2,

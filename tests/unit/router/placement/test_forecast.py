@@ -18,7 +18,7 @@ from router.placement.forecast import (
     of_prompts,
     queued_stall_s,
 )
-from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+from router.placement.views import DecodeView, EngineView, PrefillView, WorkerId
 
 MODEL = StepModel(
     StepCost(0.04, 0.002, 0.00001, 0.0, 0.0, 1.25, NUM_KNOWN_STEPS),

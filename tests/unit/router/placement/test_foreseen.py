@@ -9,23 +9,13 @@ from router.placement import predicted
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import Asked
 from router.placement.forecast import PrefillForecast, of_prefill
+from router.placement.least_loaded import LeastLoaded
 from router.placement.overhead import Overhead
-from router.placement.policy import LeastLoaded
+from router.placement.placement import DecodeOnly, Outlook, Paired, Placement, Unreachable, Why
 from router.placement.predicted import Predicted
 from router.placement.promises import Promise, promised
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Objectives,
-    Outlook,
-    Paired,
-    Placement,
-    PrefillView,
-    Snapshot,
-    Unreachable,
-    Why,
-    WorkerId,
-)
+from router.placement.query import Objectives
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import (
     D1,
     D2,

@@ -12,23 +12,18 @@ from router.placement import guard as guards
 from router.placement.cache_index import CacheIndex
 from router.placement.guard import LOOK_S, STAY_S, SURE_S, TRIAL_S, Guard, Rates, Regime, kept_ratio
 from router.placement.guarded import Guarded
-from router.placement.policy import LeastLoaded
-from router.placement.types import (
-    DecodeOnly,
-    Objectives,
-    Paired,
-    Query,
-    Seen,
-    Snapshot,
-)
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Paired
+from router.placement.query import EndedRequest, Objectives, Query
+from router.placement.views import Snapshot
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, P2, view_d, view_p
 
 GOALS = Objectives(1.0, 0.05)
 RATES = Rates(num_prefill=2, num_decode=2, tokens_per_s=1000.0, step_s=0.04)
 
 
-def seen(at_s: float, *, is_kept: bool, num_tokens: int = 200) -> Seen:
-    return Seen(at_s, at_s + 1.0, num_tokens, GOALS, 0.5 if is_kept else 2.0, 0.04)
+def seen(at_s: float, *, is_kept: bool, num_tokens: int = 200) -> EndedRequest:
+    return EndedRequest(at_s, at_s + 1.0, num_tokens, GOALS, 0.5 if is_kept else 2.0, 0.04)
 
 
 class World:
@@ -206,7 +201,7 @@ def test_a_step_model_that_is_wrong_by_a_factor_refuses_for_a_while_only() -> No
             assert policy.foresee(query, told, 0.0) is not None
             refused[int(now_s) // 10] = refused.get(int(now_s) // 10, 0) + 1
         ttft_s = None if found is None else 0.6
-        policy.ended_as(Seen(now_s, now_s + 1.0, 500, goals, ttft_s, 0.045))
+        policy.ended_as(EndedRequest(now_s, now_s + 1.0, 500, goals, ttft_s, 0.045))
     assert refused.keys() <= {1, 2, 3}, "none, half a minute after it began"
     assert sum(refused.values()) > 50
     assert policy.guard.regime is Regime.FREE, "it says what is true since"
@@ -228,7 +223,7 @@ def test_a_fixed_regime_places_by_load(
 def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def replayed(regime: Regime, requests: list[Seen], rates: Rates) -> float:
+    def replayed(regime: Regime, requests: list[EndedRequest], rates: Rates) -> float:
         counted.append(len(requests))
         return kept_ratio(regime, requests, rates)
 
@@ -237,7 +232,7 @@ def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch
     told = snapshot(1.0)
     for number in range(2000):
         policy.place(query, told)
-        policy.ended_as(Seen(number / 100, number / 100 + 1.0, 500, GOALS, 2.0, 0.04))
+        policy.ended_as(EndedRequest(number / 100, number / 100 + 1.0, 500, GOALS, 2.0, 0.04))
     assert len(counted) <= 2 * (21 / LOOK_S + 1), "in 21 s"
     assert max(counted) <= 256
 
@@ -311,7 +306,7 @@ def test_a_batch_that_takes_spare_room_only_does_not_look_for_the_guard() -> Non
     for number in range(160):
         policy.place(batch, spare)
         assert policy.place(query, told) is not None
-        late = Seen(10.0 + number / 4, 11.0 + number / 4, 500, query.objectives, 3.0, 0.2)
+        late = EndedRequest(10.0 + number / 4, 11.0 + number / 4, 500, query.objectives, 3.0, 0.2)
         policy.ended_as(late)
         regimes.add(policy.guard.regime)
     assert regimes != {Regime.FREE}
@@ -330,7 +325,7 @@ def test_another_choice_is_put_beside_the_first_one_in_a_fixed_regime_too() -> N
         assert found.decode == D1
 
 
-def bursts(for_s: float, pause_s: float, num_tokens: int) -> list[Seen]:
+def bursts(for_s: float, pause_s: float, num_tokens: int) -> list[EndedRequest]:
     """Four requests a second for a while, then nobody."""
     moments = [number / 4 for number in range(int(4 * for_s))]
     both = [*moments, *(at_s + for_s + pause_s for at_s in moments)]
@@ -464,13 +459,13 @@ def test_a_placement_tells_the_guard_what_is_foretold_of_it(
     query, regimes = Query(num_tokens=500, num_max_tokens=540, objectives=goals), set()
     for number in range(160):
         assert policy.place(query, told) is not None
-        policy.ended_as(Seen(10.0 + number / 4, 11.0 + number / 4, 500, goals, 3.0, 0.2))
+        policy.ended_as(EndedRequest(10.0 + number / 4, 11.0 + number / 4, 500, goals, 3.0, 0.2))
         regimes.add(policy.guard.regime)
     assert (regimes != {Regime.FREE}) is is_doubted
 
 
 def test_missed_objectives_are_counted_where_there_was_an_answer() -> None:
-    one = Seen(0.0, 1.0, 9, GOALS, 2.0, 0.04)
+    one = EndedRequest(0.0, 1.0, 9, GOALS, 2.0, 0.04)
     assert one.num_missed == 1
     assert one._replace(tpot_s=0.06).num_missed == 2
     assert one._replace(ttft_s=0.9, tpot_s=None).num_missed == 0

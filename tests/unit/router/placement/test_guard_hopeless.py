@@ -5,15 +5,15 @@ from itertools import count
 import pytest
 
 from router.placement.guard import Guard, Regime
-from router.placement.types import NO_OBJECTIVES, Objectives, Seen
+from router.placement.query import NO_OBJECTIVES, EndedRequest, Objectives
 from tests.unit.router.placement.test_guard import GOALS, RATES, World, seen
 
 HOPELESS = Objectives(1e-6, None)
 HOPELESS_PACE = Objectives(None, 1e-6)
 
 
-def refused(at_s: float, objectives: Objectives, num_tokens: int = 200) -> Seen:
-    return Seen(at_s, at_s, num_tokens, objectives)
+def refused(at_s: float, objectives: Objectives, num_tokens: int = 200) -> EndedRequest:
+    return EndedRequest(at_s, at_s, num_tokens, objectives)
 
 
 def regimes(objectives: Objectives, for_s: int = 900, num_tokens: int = 200) -> set[Regime]:

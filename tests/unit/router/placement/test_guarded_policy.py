@@ -5,16 +5,9 @@ from dataclasses import replace
 import pytest
 
 from router.placement.guard import Rates, Regime
-from router.placement.types import (
-    DecodeOnly,
-    Forecast,
-    Objectives,
-    Outlook,
-    Query,
-    Snapshot,
-    Why,
-    WorkerId,
-)
+from router.placement.placement import DecodeOnly, Forecast, Outlook, Why
+from router.placement.query import Objectives, Query
+from router.placement.views import Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d, view_p
 from tests.unit.router.placement.test_guard import LATE, made, snapshot
 

@@ -3,14 +3,9 @@
 import pytest
 
 from diptych.block_needs import ShippedBytes
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Forecast,
-    Objectives,
-    Paired,
-    Snapshot,
-)
+from router.placement.placement import DecodeOnly, Forecast, Paired
+from router.placement.query import Objectives
+from router.placement.views import DecodeView, Snapshot
 from tests.told_caches import holds
 from tests.unit.router.placement.predicted_world import (
     D1,

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.step_model import StepCost, StepModel
-from router.placement.types import Objectives, Paired, Snapshot
+from router.placement.placement import Paired
+from router.placement.query import Objectives
+from router.placement.views import Snapshot
 from tests.unit.router.placement.predicted_world import D1, P1, QUERY, made, view_d, view_p
 
 # Steps vary much: of a thousand tokens each 1.0 s, of a hundred each 40 ms, or half as long again.

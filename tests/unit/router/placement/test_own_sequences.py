@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.placement.claim import Asked
 from router.placement.own_sequences import NO_SHARES, OwnSequences, Shares
-from router.placement.types import DecodeView, PrefillView, Snapshot, WorkerId
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 
 MUCH, LITTLE, NEW = b"much", b"little", b"new"
 P, D = WorkerId("p:1", "p"), WorkerId("d:1", "d")

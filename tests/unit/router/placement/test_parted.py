@@ -6,8 +6,10 @@ import pytest
 
 from diptych.step_model import StepModel, StepWork
 from router.placement.parting import Parting
+from router.placement.placement import DecodeOnly, Paired
 from router.placement.predicted import Predicted
-from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
+from router.placement.query import Objectives, Query
+from router.placement.views import EngineView, Snapshot
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, made, view_d, view_p
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from diptych.step_model import StepCost
 from router.placement.parting import Mix, Parting, Parts
-from router.placement.types import DecodeView, Objectives, PrefillView, Query, Snapshot, WorkerId
+from router.placement.query import Objectives, Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import MODEL, view_d, view_p
 
 PACE_S = 0.08

@@ -7,20 +7,10 @@ import pytest
 from diptych.step_model import NUM_KNOWN_STEPS, StepModel, StepWork
 from router.placement import candidates
 from router.placement.forecast import PrefillForecast, of_prefill
+from router.placement.placement import DecodeOnly, Forecast, Paired, Placement, PrefillOnly, Why
 from router.placement.promises import Promise, promised
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Forecast,
-    Objectives,
-    Paired,
-    Placement,
-    PrefillOnly,
-    PrefillView,
-    Snapshot,
-    Why,
-    WorkerId,
-)
+from router.placement.query import Objectives
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from tests.told_caches import holds
 from tests.unit.router.placement.predicted_world import (
     D1,

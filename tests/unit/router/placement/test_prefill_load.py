@@ -8,7 +8,7 @@ from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.forecast import computes_none_s
 from router.placement.prefill_load import OwnPrompts, PrefillLoad
 from router.placement.runway import Runway
-from router.placement.types import EngineView
+from router.placement.views import EngineView
 
 PREFILL = StepCost(0.1, prefill_token_s=0.001, num_steps=NUM_KNOWN_STEPS)
 HEARD_S = 70.0

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from router.placement.placement import Paired
 from router.placement.second_halves import SecondHalves
-from router.placement.types import Paired, Snapshot, WorkerId
+from router.placement.views import Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import D1, MODEL, P1, view_d, view_p
 
 A, B = WorkerId("a:1", "a"), WorkerId("b:1", "b")

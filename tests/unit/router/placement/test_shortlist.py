@@ -7,10 +7,11 @@ import pytest
 
 from router.placement.cache_index import CacheIndex
 from router.placement.candidates import Overheads, weigh
+from router.placement.least_loaded import LeastLoaded
 from router.placement.parting import Parting
-from router.placement.policy import LeastLoaded
+from router.placement.query import Objectives
 from router.placement.shortlist import NUM_WEIGHED, Chosen, partnered
-from router.placement.types import DecodeView, Objectives, PrefillView, Snapshot, WorkerId
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.weighed import Weighed
 from tests.unit.router.placement.predicted_world import MODEL, QUERY, view_d, view_p
 

@@ -6,19 +6,12 @@ import pytest
 
 from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Paired, Placement, Why
+from router.placement.query import Query
 from router.placement.spare import seen_by, will_yield
-from router.placement.types import (
-    DecodeOnly,
-    EngineView,
-    Paired,
-    Placement,
-    Query,
-    Snapshot,
-    Why,
-    WorkerId,
-)
-from tests.unit.router.placement.test_policy import D1, P1, view_d, view_p
+from router.placement.views import EngineView, Snapshot, WorkerId
+from tests.unit.router.placement.test_least_loaded import D1, P1, view_d, view_p
 
 QUERY = Query(num_tokens=130, num_max_tokens=200)
 BATCH = QUERY._replace(is_batch=True, takes_spare_only=True)

@@ -6,8 +6,8 @@ import pytest
 
 from router.placement.spare import seen_by
 from router.placement.takes import decode_takes, is_more
-from router.placement.types import DecodeView, Snapshot
-from tests.unit.router.placement.test_policy import D1, view_d
+from router.placement.views import DecodeView, Snapshot
+from tests.unit.router.placement.test_least_loaded import D1, view_d
 from tests.unit.router.placement.test_spare import BATCH, NUM_NEEDED, policy
 
 FREE = view_d(D1, max_num_seqs=32, num_blocks=1000, num_available_blocks=900)

@@ -8,16 +8,9 @@ import pytest
 from diptych.step_model import StepWork
 from router.placement import candidates
 from router.placement.forecast import of_prefill
-from router.placement.types import (
-    DecodeOnly,
-    EngineView,
-    Forecast,
-    Objectives,
-    Paired,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.placement import DecodeOnly, Forecast, Paired
+from router.placement.query import Objectives, Query
+from router.placement.views import EngineView, Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import (
     D1,
     D2,

@@ -7,18 +7,10 @@ import pytest
 
 from diptych.paced import Paced
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.placement import DecodeOnly, Paired, Placement
 from router.placement.promises import Promise, promised
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    EngineView,
-    Objectives,
-    Paired,
-    Placement,
-    PrefillView,
-    Query,
-    Snapshot,
-)
+from router.placement.query import Objectives, Query
+from router.placement.views import DecodeView, EngineView, PrefillView, Snapshot
 from tests.unit.router.placement.predicted_world import D1, D2, made
 
 # A token each 10 ms whoever else decodes; a prompt of 1,000 tokens takes half a second.

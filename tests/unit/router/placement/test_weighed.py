@@ -16,12 +16,13 @@ from router.placement.cache_index import CacheIndex
 from router.placement.candidates import Overheads, weigh
 from router.placement.forecast import Span
 from router.placement.glance import taken_alike
+from router.placement.least_loaded import LeastLoaded
 from router.placement.loss import least_slow_ratio, slow_ratio
 from router.placement.parting import Parting
-from router.placement.policy import LeastLoaded
 from router.placement.promises import Promised
+from router.placement.query import Objectives
 from router.placement.shortlist import NUM_WEIGHED
-from router.placement.types import DecodeView, EngineView, Objectives, Snapshot, WorkerId
+from router.placement.views import DecodeView, EngineView, Snapshot, WorkerId
 from router.placement.weighed import Candidate, Weighed
 from tests.unit.router.placement.predicted_world import MODEL, QUERY, view_d, view_p
 

@@ -22,15 +22,11 @@ from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.explanation import Explanation
+from router.placement.least_loaded import LeastLoaded
 from router.placement.output_lengths import OutputLengths
-from router.placement.policy import LeastLoaded
-from router.placement.types import (
-    Forecast,
-    Placement,
-    Query,
-    Why,
-    WorkerId,
-)
+from router.placement.placement import Forecast, Placement, Why
+from router.placement.query import Query
+from router.placement.views import WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request.actions import Retry
 from router.request.dispatch import Dispatch

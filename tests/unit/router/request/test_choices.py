@@ -18,8 +18,9 @@ from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import decode_pb2, inference_pb2
 from router.cluster.members import Cluster
 from router.generation.answer import ChoiceFinished, Delta
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Why, WorkerId
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Why
+from router.placement.views import WorkerId
 from router.request import actions, events
 from router.request.best_choices import BestChoices
 from router.request.choices import Choices, MakeSession

@@ -15,22 +15,19 @@ from router.config import RouterConfig
 from router.placement.answer_length import AnswerLength
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
-from router.placement.policy import LeastLoaded
-from router.placement.promises import NOTHING_PROMISED, Promise, Promised, promised
-from router.placement.types import (
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import (
     DecodeOnly,
     Forecast,
-    Objectives,
     Outlook,
     Paired,
     Placement,
-    PrefillView,
-    Query,
-    Snapshot,
     Unreachable,
     Why,
-    WorkerId,
 )
+from router.placement.promises import NOTHING_PROMISED, Promise, Promised, promised
+from router.placement.query import Objectives, Query
+from router.placement.views import PrefillView, Snapshot, WorkerId
 from router.request import actions, events
 from router.request.dispatch import Dispatch
 from tests.told_caches import whole

@@ -9,8 +9,10 @@ from diptych.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
 from router.placement.answer_length import AnswerLength
 from router.placement.claim import Claim, payer_of
 from router.placement.fair_queue import Turn
-from router.placement.policy import LeastLoaded
-from router.placement.types import Paired, Query, Snapshot
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Paired
+from router.placement.query import Query
+from router.placement.views import Snapshot
 from router.placement.waiting_room import Waiter
 from router.request import actions, dispatch
 from tests.unit.router.request.dispatch_world import DECODE, PREFILL, Deaf, opened

@@ -8,8 +8,8 @@ import pytest
 from diptych.errors import BlocksExhaustedError
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Why
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Why
 from router.request import actions, events
 from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape

@@ -17,7 +17,8 @@ from diptych.errors import (
 )
 from diptych.v1 import decode_pb2
 from router.generation.answer import KVPath
-from router.placement.types import DecodeOnly, Paired, Placement, Query, Why
+from router.placement.placement import DecodeOnly, Paired, Placement, Why
+from router.placement.query import Query
 from router.request import actions
 from router.request.request_state import RequestState
 from tests.unit.router.request.world import (

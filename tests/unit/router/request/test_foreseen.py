@@ -3,7 +3,8 @@
 import pytest
 
 from diptych.errors import DeadlineUnreachableError, DiptychError
-from router.placement.types import Query, Unreachable
+from router.placement.placement import Unreachable
+from router.placement.query import Query
 from router.request import actions, events
 from tests.unit.router.request.world import World
 

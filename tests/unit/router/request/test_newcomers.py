@@ -6,7 +6,9 @@ import pytest
 
 from router.placement.claim import Claim
 from router.placement.fair_queue import Turn
-from router.placement.types import Query, Snapshot, Unreachable
+from router.placement.placement import Unreachable
+from router.placement.query import Query
+from router.placement.views import Snapshot
 from tests.unit.router.placement.predicted_world import view_d, view_p
 from tests.unit.router.request.dispatch_world import DECODE, PREFILL, PROMPT, World, opened
 from tests.unit.router.request.test_dispatch import made

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from diptych.v1 import common_pb2, worker_pb2
-from router.placement.policy import LeastLoaded
-from router.placement.types import Paired, Query, Snapshot
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Paired
+from router.placement.query import Query
+from router.placement.views import Snapshot
 from router.request import actions
 from router.request.dispatch import Dispatch
 from tests.unit.router.request.dispatch_world import (

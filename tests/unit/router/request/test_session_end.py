@@ -14,8 +14,10 @@ from diptych.errors import (
 from diptych.v1 import common_pb2, decode_pb2
 from router.config import RouterConfig
 from router.placement.engine_seconds import EngineRates
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Seen, Snapshot, Unreachable, Why
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Unreachable, Why
+from router.placement.query import EndedRequest
+from router.placement.views import Snapshot
 from router.request import actions
 from tests.unit.router.request.dispatch_world import DECODE, PROMPT, World, opened, started
 
@@ -40,7 +42,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 async def test_what_a_request_did_itself_is_not_held_against_placement(
     world: World, monkeypatch: pytest.MonkeyPatch, error: DiptychError, is_told: bool
 ) -> None:
-    told: list[Seen] = []
+    told: list[EndedRequest] = []
     monkeypatch.setattr(world.services.policy, "ended_as", told.append)
     session = started(world, RouterConfig(model="m"))
     session.turn_away(error)
@@ -53,7 +55,7 @@ async def test_another_choice_is_no_request_to_placement(
     world: World, monkeypatch: pytest.MonkeyPatch, *, front: bool
 ) -> None:
     """It came when the first one ran, so that its first token would count as late."""
-    told: list[Seen] = []
+    told: list[EndedRequest] = []
     monkeypatch.setattr(world.services.policy, "ended_as", told.append)
     for ended in (False, True):
         session = started(world, RouterConfig(model="m"), front=front)

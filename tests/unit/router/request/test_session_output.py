@@ -13,8 +13,8 @@ from diptych.text.response.parser import ResponseParser
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, decode_pb2
 from router.generation.answer import ChoiceFinished, Delta
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Why
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly, Why
 from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest

@@ -14,15 +14,9 @@ from diptych.rpc.status import to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2
 from router.placement.eligible import ordered
-from router.placement.types import (
-    DecodeView,
-    Paired,
-    Placement,
-    PrefillView,
-    Query,
-    Snapshot,
-    WorkerId,
-)
+from router.placement.placement import Paired, Placement
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.deps import RequestDeps

@@ -13,7 +13,7 @@ from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import UNKNOWN_TOKENS
-from router.placement.types import Objectives, Seen
+from router.placement.query import EndedRequest, Objectives
 from router.request.terms import Terms
 from tests.unit.router.request.dispatch_world import (
     DECODE,
@@ -129,7 +129,7 @@ async def test_what_became_of_it_is_told_beside_what_was_wanted_when_it_came(
     ttft_s: float | None,
     tpot_s: float | None,
 ) -> None:
-    now_s, told = 100.0, list[Seen]()
+    now_s, told = 100.0, list[EndedRequest]()
     monkeypatch.setattr("router.request.terms.time.monotonic", lambda: now_s)
     monkeypatch.setattr(world.services.policy, "ended_as", told.append)
     claim = Claim(RequestClass.STANDARD, "", 107.0, 0.25)
@@ -137,7 +137,7 @@ async def test_what_became_of_it_is_told_beside_what_was_wanted_when_it_came(
     now_s = 120.0
     asked.ended(usage(num_output, num_cached=16), first_s, last_s)
     num_missing = len(PROMPT) - 16
-    assert told == [Seen(100.0, 120.0, num_missing, Objectives(7.0, 0.25), ttft_s, tpot_s)]
+    assert told == [EndedRequest(100.0, 120.0, num_missing, Objectives(7.0, 0.25), ttft_s, tpot_s)]
 
 
 async def test_what_some_worker_has_cached_costs_nothing_while_it_waits(world: World) -> None:

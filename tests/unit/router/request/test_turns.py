@@ -6,8 +6,10 @@ import pytest
 
 from diptych.block_hash import block_keys
 from router.placement.claim import Claim
-from router.placement.policy import LeastLoaded
-from router.placement.types import DecodeOnly, Query, Snapshot
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import DecodeOnly
+from router.placement.query import Query
+from router.placement.views import Snapshot
 from tests.unit.router.placement.predicted_world import view_d, view_p
 from tests.unit.router.request.dispatch_world import (
     DECODE,

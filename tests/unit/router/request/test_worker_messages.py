@@ -6,7 +6,7 @@ from diptych.errors import BlocksExhaustedError
 from diptych.rpc.status import to_failure
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
-from router.placement.types import WorkerId
+from router.placement.views import WorkerId
 from router.request import actions, events, worker_messages
 
 ABOUT_THE_STREAM = {"heartbeat", "welcome", "step"}  # a step is taken apart by the link

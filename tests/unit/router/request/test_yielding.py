@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.placement.types import Placement, Query
+from router.placement.placement import Placement
+from router.placement.query import Query
 from router.request import events
 from tests.unit.router.request.world import World
 

@@ -9,18 +9,10 @@ from diptych.rpc.status import to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2
 from router.placement.cache_index import CacheIndex
-from router.placement.policy import LeastLoaded
-from router.placement.types import (
-    DecodeView,
-    Paired,
-    Placement,
-    PrefillView,
-    Query,
-    Snapshot,
-    Unreachable,
-    Why,
-    WorkerId,
-)
+from router.placement.least_loaded import LeastLoaded
+from router.placement.placement import Paired, Placement, Unreachable, Why
+from router.placement.query import Query
+from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps

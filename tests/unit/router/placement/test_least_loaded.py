@@ -7,20 +7,11 @@ import pytest
 from diptych.block_needs import ShippedBytes
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import Asked
+from router.placement.least_loaded import LeastLoaded
 from router.placement.place import Place
-from router.placement.policy import LeastLoaded
-from router.placement.types import (
-    DecodeOnly,
-    DecodeView,
-    Pair,
-    Paired,
-    PrefillOnly,
-    PrefillView,
-    Query,
-    Snapshot,
-    Why,
-    WorkerId,
-)
+from router.placement.placement import DecodeOnly, Paired, PrefillOnly, Why
+from router.placement.query import Query
+from router.placement.views import DecodeView, Pair, PrefillView, Snapshot, WorkerId
 from tests.told_caches import holds
 
 KEYS = tuple(bytes([i]) * 16 for i in range(8))

@@ -33,6 +33,8 @@ _PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm, ...
 _FIRST_SHARED_WEIGHT = 0.1  # ... and in that of all costs on its machine, ...
 _LEAST_SHARED_WEIGHT, _MOST_SHARED_WEIGHT = 0.01, 0.3
 _WEIGHT_RATIO = 1.03  # ... by so much more at each one that is off to the same side, or less, ...
+_SHARED_KEPT = 0.99  # ... and so much of that is left at the next one, ...
+_MOST_SHARED = math.log(4.0)
 _MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
 _NUM_DOUBTING = 8  # measurements after what is doubted ...
 _CLEARLY_FAST = math.log(1.25)  # ... of which two in a row that are faster by so much, and by ...
@@ -58,6 +60,9 @@ class MachinePace:
     learned too: while measurements are off to the same side in a row the pace follows too slowly,
     while they are by turns it follows too fast, as what a filter with the right gain leaves is not
     correlated (Mehra, 1970).
+
+    What lasts for hundreds of measurements is left to each cost itself: of a kind of work that
+    does not come meanwhile nothing is known of that.
     """
 
     def __init__(self) -> None:
@@ -67,7 +72,8 @@ class MachinePace:
 
     def follow(self, log_off: float) -> None:
         """A measurement, of any cost, was so far off what was expected at the pace until now."""
-        self.log += self._weight * log_off
+        log = _SHARED_KEPT * self.log + self._weight * log_off
+        self.log = max(-_MOST_SHARED, min(_MOST_SHARED, log))
         both_sides = log_off * self._last_off
         if both_sides:
             times = _WEIGHT_RATIO if both_sides > 0.0 else 1.0 / _WEIGHT_RATIO
@@ -78,18 +84,18 @@ class MachinePace:
 class LearnedCost:
     """One cost with ``num_features``. Owned by whoever measures; 3 to 8 µs a measurement.
 
-    A cost that is learned beside others on a ``machine`` has a part of its pace from them.
+    One that is learned beside others on a machine has a part of its pace from them.
 
     Of a feature that was never seen the coefficient is 0. Where measurements cannot tell
     features apart (all work was alike from the first on), each has its part of the cost.
     """
 
-    def __init__(self, num_features: int, machine: MachinePace | None = None) -> None:
+    def __init__(self, num_features: int) -> None:
         self._products = [[0.0] * num_features for _ in range(num_features)]  # faded sums
         self._targets = [0.0] * num_features
         self._coefficients = [0.0] * num_features
         self._own_log_pace = 0.0  # of the latest measurements to the sum, beside the machine's
-        self._machine = machine
+        self._machine: MachinePace | None = None
         self._log_upper = math.log(_FIRST_UPPER_RATIO)
         self._ranked: list[float] = []  # the first measurements' logarithms to what was expected
         self._num_samples = 0
@@ -116,6 +122,10 @@ class LearnedCost:
         """The cost of such work at the pace of now; 0 until anything is known of it."""
         return self._sum_s(features) * math.exp(self._log_pace)
 
+    def join(self, machine: MachinePace) -> None:
+        """From now on it is learned beside others there."""
+        self._machine = machine
+
     def doubt(self) -> None:
         """What was measured until now may have been slowed: the next fast ones are believed."""
         self._num_doubting = _NUM_DOUBTING
@@ -124,6 +134,8 @@ class LearnedCost:
         """Such work took ``measured_s``; not positive: nothing is learned of it."""
         if measured_s <= 0.0:
             return
+        if self._machine is not None and self._num_samples <= _NUM_TRUSTING:
+            self._own_log_pace = -self._machine.log  # what is known of it was measured at that pace
         expected_s = self._sum_s(features)
         if expected_s > 0.0:
             self._follow(math.log(measured_s / expected_s) - self._log_pace)

@@ -11,6 +11,9 @@ from diptych.v1 import worker_pb2
 
 ROW_COUNTS: Final = (2, 8, 32, 128)  # beyond each of which a step's rows may cost more
 NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
+ENOUGH_FIXED: Final = (
+    4.0  # times what a step costs by itself, that tokens cost which may do for one
+)
 _NUM_DOUBTED = 8  # steps of requests; fewer do not set right what trials had wrong
 MOST_S = 100.0  # that a worker may say of any part of a step; and the most of an upper ratio
 

@@ -61,6 +61,7 @@ class Told:
             num_ended_rows=num_ended_rows,
             prefill_age_s=self.prefill_age_s,
             heard_s=self.at_s,
+            prefill_time_ratio=self.prefill_time_ratio,
         )
 
 

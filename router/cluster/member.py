@@ -322,6 +322,7 @@ def _engine(
         paced=paced,
         prefill_age_s=_prefill_age_s(state),
         heard_s=watch.heard_s,
+        prefill_time_ratio=measured(state.prefill_time_ratio, _TIME_RATIO),
     )
 
 

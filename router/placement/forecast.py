@@ -9,7 +9,7 @@ has of one is bounded by the worker's budget, and what it has left is had by tho
 import math
 from typing import Final, NamedTuple
 
-from diptych.step_model import StepWork
+from diptych.step_model import ENOUGH_FIXED, StepWork
 from router.placement.place import distance_ratio
 from router.placement.views import DecodeView, EngineView, PrefillView
 
@@ -18,9 +18,6 @@ _SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 _LONG_PROMPT_S = 2.5  # that one takes: of two of them it says little what prompts took of late
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker
-# Times what a step costs by itself, that the tokens of one cost which a worker does not fill up: as
-# its shares of a step have it.
-_LEAST_FIXED: Final = 4.0
 _NOTHING: Final = StepWork()
 
 
@@ -249,9 +246,10 @@ def _steps_s(engine: EngineView, prompts: StepWork) -> tuple[float, int]:
 
 def _filled_up_s(engine: EngineView, num_tokens: int, wait_s: float) -> float:
     """What the last of the steps that compute so many takes longer for prompts that come behind
-    them, which it has too: as many as it computes in ``wait_s``, until the first of ours.
+    them, which it has too: as many as came of late in ``wait_s``, until the first of ours.
 
-    Workers do not fill up steps that have tokens enough already, unless sequences decode there.
+    A worker that computes prompts all the time is sent as many as it computes. Most that have
+    tokens enough for a step do not fill it up, unless sequences decode there.
     """
     cost, num_full = engine.model.prefill, engine.num_prompt_tokens
     if wait_s <= 0.0 or cost.prefill_token_s <= 0.0:
@@ -259,10 +257,11 @@ def _filled_up_s(engine: EngineView, num_tokens: int, wait_s: float) -> float:
     num_last = (num_tokens - 1) % num_full + 1
     left_s = (num_full - num_last) * cost.prefill_token_s
     if not engine.decoding.num_decode_rows:
-        enough_s = _LEAST_FIXED * cost.fixed_s
+        enough_s = ENOUGH_FIXED * cost.fixed_s
         left_s = min(left_s, max(0.0, enough_s - num_last * cost.prefill_token_s))
     full_s = num_full * cost.prefill_token_s
-    return min(left_s, full_s * wait_s / (engine.prompt_step_s + full_s))
+    come_s = engine.prefill_time_ratio * wait_s * full_s / (engine.prompt_step_s + full_s)
+    return min(left_s, come_s)
 
 
 def exposed_s(

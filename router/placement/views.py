@@ -46,6 +46,7 @@ class EngineView:
     num_ended_rows: int = 0  # of this router's sequences that decoded then, and have ended
     prefill_age_s: float | None = None  # for how long it was at them when it told; see Watch
     heard_s: float = 0.0  # when it told, by our clock
+    prefill_time_ratio: float = 0.0  # what prompts took of its time of late
 
     @cached_property
     def decoding(self) -> StepWork:

@@ -20,9 +20,7 @@ Ideas: Sarathi's and vLLM's limits on long partial prefills; batches of least me
 """
 
 from diptych.engine.scheduling.sequence import Sequence
-from diptych.step_model import StepCost
-
-_LEAST_FIXED = 4.0  # times what a step costs by itself, of one that is cut short
+from diptych.step_model import ENOUGH_FIXED, StepCost
 
 
 class PrefillShares:
@@ -136,7 +134,7 @@ class PrefillShares:
             return False
         num_left = seq.num_tokens - seq.num_planned_computed_tokens
         num_tokens = min(num_left, self._left_for(seq))
-        if self._num_taken * self._cost.prefill_token_s < _LEAST_FIXED * self._cost.fixed_s:
+        if self._num_taken * self._cost.prefill_token_s < ENOUGH_FIXED * self._cost.fixed_s:
             return False
         delayed_s = self._num_ending * num_tokens * self._cost.prefill_token_s
         return delayed_s > (self._num_waiting - len(self.ends)) * self._cost.fixed_s

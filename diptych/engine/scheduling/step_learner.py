@@ -47,15 +47,16 @@ class StepLearner:
         """Learn from those first, which were run to be learned from, while others may have been
         starting beside.
         """
-        machine = MachinePace()
-        self._decode = LearnedCost(3 + len(ROW_COUNTS), machine)
-        self._prefill = LearnedCost(5, machine)
+        self._decode = LearnedCost(3 + len(ROW_COUNTS))
+        self._prefill = LearnedCost(5)
         self._num_beyond = [0] * len(ROW_COUNTS)  # steps with so many rows that they say something
         for work, duration_s in trials:
             self.learn(work, duration_s)
         self._num_beyond = [_TRIAL_COUNTS * num for num in self._num_beyond]
-        self._decode.doubt()
-        self._prefill.doubt()
+        machine = MachinePace()
+        for cost in (self._decode, self._prefill):
+            cost.doubt()
+            cost.join(machine)
         self._num_trials = self._decode.num_samples, self._prefill.num_samples
 
     @property

@@ -18,7 +18,8 @@ class ModelChoice:
 
     One that was restarted with other weights is left out, and not all the others; once most
     have the new ones, those are served; but none that no worker decodes, while another one is: of
-    two pools one may have the new ones first. Of a worker that is left out the log tells once.
+    two pools one may have the new ones first. Of a worker that is left out the log tells once, as
+    long as it is a member.
     """
 
     def __init__(self, text_digest: str) -> None:

@@ -53,7 +53,7 @@ def model_changed(began: str, served: str) -> DiptychError:
     unknown = "workers do not say which model they have"
     now = f"a model of digest {served} is served now" if served else unknown
     return ModelChangedError(
-        f"{now}; the answer began with one of digest {began}: ask anew, without what came"
+        f"{now}; the answer began with a model of digest {began}: ask anew, without what came"
     )
 
 

@@ -110,7 +110,7 @@ async def test_an_answer_does_not_go_on_with_other_weights(
             await serve_new(cluster, model, idle, *cluster.prefill)
             assert cluster.router.metric("diptych_router_requests_placed") == 1
             at_work.kill()
-        with pytest.raises(ModelChangedError, match="began with one of digest"):
+        with pytest.raises(ModelChangedError, match="began with a model of digest"):
             await read_on(stream, begun)
         await check_resumed(client, begun)
     start_anew(at_work)

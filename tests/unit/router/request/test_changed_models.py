@@ -27,7 +27,7 @@ def test_an_answer_that_lost_its_worker_does_not_go_on_with_other_weights() -> N
     world.lose_reservation()
     assert changed(world)
     assert str(world.outcome) == (
-        "a model of digest b is served now; the answer began with one of digest a: "
+        "a model of digest b is served now; the answer began with a model of digest a: "
         "ask anew, without what came"
     ), "not that weights are others: the config may be, or how the digest is made"
     assert world.emitted == [20, 21]

@@ -13,9 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
@@ -49,8 +49,8 @@ _PG_SETTINGS: Final = (
 _RELOCK_S: Final = 60  # after a connection broke, until the server has heard of that too
 _PG_DISK_FULL: Final = "53100"
 _PG_READ_ONLY: Final = "25006"
-# How states begin: no connection, its server ends, or it may not be written to, as one that another
-# has taken over from.
+# How states begin: no connection, its server ends, or it may not be written to, as a standby or a
+# primary that was made read-only.
 _PG_AWAY: Final = ("08", "57P", _PG_READ_ONLY)
 _SQLITE_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # or a quota is used up
 _SQLITE_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # by somebody else
@@ -102,7 +102,6 @@ class Database:
         self._num_lock_attempts = _NUM_FIRST_ATTEMPTS
         set_up = _set_up_sqlite if self._is_sqlite else self._lock_postgres
         event.listen(self._engine, "connect", set_up)
-        event.listen(self._engine, "handle_error", _drop_read_only)
 
     async def __aenter__(self) -> Self:
         """Raises ConfigurationError: it cannot be opened, or another process has it."""
@@ -152,6 +151,8 @@ class Database:
             if _is_away(error):
                 why = " ".join(str(error.orig).split())
                 logger.warning("the database does not answer", extra={"error": why})
+                if _is_read_only(error):
+                    self._leave_standby()
                 reason = "the server's database does not answer: try again later"
                 raise DatabaseAwayError(reason, retry_after_s=RETRY_LATER_S) from None
             if not _is_full(error):
@@ -159,6 +160,20 @@ class Database:
             logger.error("the disk of the database is full", extra={"database": repr(self._url)})
             reason = "the disk of the server's database is full: its operator has to make room"
             raise DiskFullError(reason) from None
+
+    def _leave_standby(self) -> None:
+        """Drop a connection to a standby: the next one may find the primary, and its lock.
+
+        A primary that was made read-only is the same one still: its connection stays, and with it
+        the lock.
+        """
+        try:
+            with self._engine.connect() as connection:
+                if connection.execute(text("SELECT pg_is_in_recovery()")).scalar_one():
+                    connection.invalidate()
+        except DBAPIError as error:  # asked again at the next write, or connected anew
+            why = " ".join(str(error.orig).split())
+            logger.warning("unknown whether the database is a standby", extra={"error": why})
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         asked = partial(copy_context().run, work)  # what is logged names the request
@@ -240,10 +255,9 @@ def _is_away(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, OperationalError)
 
 
-def _drop_read_only(context: ExceptionContext) -> None:
-    """A connection to what may not be written to is as good as broken: the next may find more."""
-    if getattr(context.original_exception, "sqlstate", None) == _PG_READ_ONLY:
-        context.is_disconnect = True
+def _is_read_only(error: DBAPIError) -> bool:
+    """Whether PostgreSQL says that it may not be written to."""
+    return getattr(error.orig, "sqlstate", None) == _PG_READ_ONLY
 
 
 def _lively(url: URL) -> dict[str, object]:

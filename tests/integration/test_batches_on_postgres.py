@@ -112,14 +112,30 @@ async def test_a_connection_that_broke_is_made_anew_and_the_batch_goes_on(
         assert (await rig.get()).num_completed == 4
 
 
-async def test_a_connection_that_may_not_write_any_more_is_made_anew(url: str) -> None:
-    """Its server has become a standby: another one may be in its place."""
+async def test_a_connection_to_a_standby_is_made_anew(url: str) -> None:
+    """Another server may be the primary."""
     async with Database(url) as there:
+        await there.call(look_like_standby)
         await there.call(forbid_writing)
         assert await there.call(one) == 1
         with pytest.raises(DatabaseAwayError):
             await there.call(write)
         await there.call(write)
+
+
+async def test_a_primary_that_was_made_read_only_stays_locked(url: str) -> None:
+    """Nobody else gets in meanwhile, and who has it goes on once it may be written to."""
+    async with Database(url) as first:
+        await first.call(forbid_writing)
+        with pytest.raises(DatabaseAwayError):
+            await first.call(write)
+        with pytest.raises(ConfigurationError, match="is used by another process"):
+            async with Database(url):
+                pass
+        with pytest.raises(DatabaseAwayError):
+            await first.call(write)
+        await first.call(allow_writing)
+        await first.call(write)
 
 
 async def test_a_server_from_which_another_took_the_database_ends(url: str) -> None:
@@ -153,6 +169,17 @@ async def test_the_lock_of_ones_own_session_is_waited_for(url: str) -> None:
 
 def forbid_writing(connection: Connection) -> None:
     connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+
+
+def allow_writing(connection: Connection) -> None:
+    connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE"))
+
+
+def look_like_standby(connection: Connection) -> None:
+    """To this session alone: its own function of that name comes before PostgreSQL's."""
+    said = "FUNCTION public.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true'"
+    connection.execute(text(f"CREATE {said}"))
+    connection.execute(text("SET search_path = public, pg_catalog"))
 
 
 def write(connection: Connection) -> None:

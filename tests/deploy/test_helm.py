@@ -29,7 +29,15 @@ HELMS = [
 ]
 # Another name, namespace and version than those that the renderings have.
 OLDEST, NEWEST = "1.29.0", "1.37.0"
-NIXL = {"settings": {"transfer": {"transports": ["nixl", "inline"]}}}
+UCX = "DIPTYCH_PREFILL_TRANSFER__UCX_"
+NO_DEVICE = r"-prefill-main: rdma\.enabled, but .*ucx_net_devices \({}\) names no such device"
+
+
+def rdma(*environment: str, **transfer: object) -> object:
+    """Values of a pool with RDMA devices, those variables and those settings."""
+    settings = {"transfer": {"transports": ["nixl", "inline"], **transfer}}
+    told = [{"name": name, "value": "told there"} for name in environment]
+    return {"prefill": {"rdma": {"enabled": True}, "extraEnv": told, "settings": settings}}
 
 
 @pytest.mark.parametrize("helm", HELMS)
@@ -176,10 +184,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             {"prefill": {"rdma": {"enabled": True}}},
             r"-prefill-main: rdma\.enabled, but .*: say \[nixl, inline\]",
         ),
-        (
-            {"prefill": {**NIXL, "rdma": {"enabled": True}}},
-            r"-prefill-main: rdma\.enabled, but .*ucx_net_devices \(lo\) names no such device",
-        ),
+        (rdma(), NO_DEVICE.format("lo")),
+        (rdma(ucx_tls=["rc", "cuda_copy"]), NO_DEVICE.format("lo")),
+        (rdma(f"{UCX}TLS"), NO_DEVICE.format("lo")),
+        (rdma("UCX_NET_DEVICES", ucx_net_devices="eth0"), NO_DEVICE.format("eth0")),
         ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
         ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),
     ],
@@ -191,6 +199,24 @@ def test_values_that_make_no_cluster_are_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(RuntimeError, match=message):
         template(helm, [path])
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    "values",
+    [
+        rdma(ucx_net_devices="eth0,mlx5_0:1"),
+        rdma(ucx_net_devices="all", ucx_tls=["rc", "cuda_copy"]),
+        rdma(f"{UCX}TLS", ucx_net_devices="all"),
+        rdma(f"{UCX}NET_DEVICES"),
+    ],
+)
+def test_rdma_devices_may_be_named_in_any_way_that_the_program_takes(
+    helm: Release, values: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(json.dumps(values))
+    template(helm, [path])
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -159,10 +159,15 @@ capabilities:
 {{- if not (include "diptych.hasOwnPorts" .values) -}}
 {{- fail (printf "%s: rdma.enabled, but settings.transfer.transports has none that uses it: say [nixl, inline]" .settingsName) -}}
 {{- end -}}
-{{- /* As the program has it: RDMA devices are those with a port. */ -}}
+{{- /* As the program has it: RDMA devices are those with a port; others may be right where ucx_tls is given, but never lo. What the environment says of them comes before the settings, and is not looked at. */ -}}
 {{- $transfer := default (dict) .values.settings.transfer -}}
 {{- $devices := default "lo" $transfer.ucx_net_devices -}}
-{{- if not (or (contains ":" $devices) $transfer.ucx_tls) -}}
+{{- $mayBeRdma := or (contains ":" $devices) (and $transfer.ucx_tls (ne $devices "lo")) -}}
+{{- range .values.extraEnv -}}
+{{- if hasSuffix "_TRANSFER__UCX_NET_DEVICES" .name }}{{ $mayBeRdma = true }}{{ end -}}
+{{- if and (hasSuffix "_TRANSFER__UCX_TLS" .name) (ne $devices "lo") }}{{ $mayBeRdma = true }}{{ end -}}
+{{- end -}}
+{{- if not $mayBeRdma -}}
 {{- fail (printf "%s: rdma.enabled, but settings.transfer.ucx_net_devices (%s) names no such device: say mlx5_0:1 or what the pod has" .settingsName $devices) -}}
 {{- end -}}
 {{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}

@@ -4,6 +4,10 @@ import ctypes
 import mmap
 import os
 import re
+import select
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from diptych.engine.kv.memory import HostKVMemory, MappedKVMemory
 from diptych.engine.kv.shared_bytes import SharedBytes
 
 HUGE_PAGE = 2 << 20
+PATIENCE_MS = 5000
 
 
 def test_another_mapping_sees_and_changes_the_same_bytes() -> None:
@@ -63,6 +68,66 @@ def test_lies_on_huge_pages() -> None:
 def has_huge_pages() -> bool:
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return setting.exists() and "[never]" not in setting.read_text()
+
+
+class Poll(ctypes.Structure):
+    """One file to wait for."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class SlowCollapse:
+    """In the place of madvise: in C, until another thread of Python has done something."""
+
+    def __init__(self) -> None:
+        self.argtypes: object = None
+        self.poll: Callable[..., int] | None = None
+        self.was_let_go_on: list[bool] = []
+        self._has_begun = threading.Event()
+        self._awaited, self._done = os.pipe()
+
+    def __call__(self, address: int, num_bytes: int, advice: int) -> int:
+        assert self.poll is not None
+        file = Poll(self._awaited, select.POLLIN, 0)
+        self._has_begun.set()
+        self.was_let_go_on.append(self.poll(ctypes.byref(file), 1, PATIENCE_MS) == 1)
+        return 0
+
+    def let_go_on(self) -> None:
+        self._has_begun.wait(PATIENCE_MS / 1000)
+        os.write(self._done, b"x")
+
+    def close(self) -> None:
+        os.close(self._awaited)
+        os.close(self._done)
+
+
+def test_other_threads_run_while_pages_are_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody hears a signal or a health check, for seconds."""
+    collapse = SlowCollapse()
+
+    def slow(loader: type[ctypes.CDLL]) -> Callable[..., ctypes.CDLL]:
+        class Slow(loader):  # type: ignore[misc, valid-type]
+            @property
+            def madvise(self) -> SlowCollapse:
+                collapse.poll = self.poll  # with that loader's way with the interpreter's lock
+                return collapse
+
+        return Slow
+
+    for loader in (ctypes.CDLL, ctypes.PyDLL):
+        monkeypatch.setattr(ctypes, loader.__name__, slow(loader))
+    other = threading.Thread(target=collapse.let_go_on)
+    other.start()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # the lock goes to another thread where it is let go, only
+    try:
+        SharedBytes(HUGE_PAGE)
+    finally:
+        sys.setswitchinterval(interval_s)
+        other.join()
+        collapse.close()
+    assert collapse.was_let_go_on == [True]
 
 
 def test_memory_is_given_back() -> None:

@@ -83,7 +83,7 @@ class Placing:
         return placement
 
     def error_if_changed(self) -> DiptychError | None:
-        """What one is told that began with other weights than are served; None: it did not.
+        """What one is told that began with another model than is served; None: it did not.
 
         What is held goes on, on its own worker, which has the weights that it had. Workers that
         do not say what they have are not those that were demanded.

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -37,10 +38,18 @@ def requests(rate: float = RATE, long_s: float = LONG_S) -> Iterator[Shape]:
         yield Shape(at_s, rng.randrange(200, 500), rng.randrange(20, 60), ())
 
 
-def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_again() -> None:
+class Turned(NamedTuple):
+    """A run in which workers told wrongly how long their steps take, at first."""
+
+    turns: list[tuple[float, Regime]]  # and when; the first comes with the first request
+    met: list[tuple[float, bool]]  # by when it was due, each request
+
+
+def run_with_a_wrong_step_model(seed: int) -> Turned:
     workers = Workers(LIMITS, LIMITS, TRUE, told=WRONG, told_until_s=WRONG_UNTIL_S)
     placing = Placing("predicted", GOALS, local_below_tokens=0)
-    simulation = Simulation(Setup(Split(2, 2), workers, WIRES, placing=placing, seed=3), requests())
+    setup = Setup(Split(2, 2), workers, WIRES, placing=placing, seed=seed)
+    simulation = Simulation(setup, requests())
     policy = simulation.cluster.routers[0].policy
     assert isinstance(policy, Guarded)
     turns = [(0.0, Regime.FREE)]
@@ -50,14 +59,26 @@ def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_ag
             turns.append((share * LONG_S, policy.guard.regime))
 
     done = simulation.run(LONG_S, 30.0, watch)
-    _, (fell_s, fallen), (back_s, back) = turns
-    assert (fallen, back) == (Regime.APART, Regime.FREE)
-    assert fell_s <= SURE_S + 4 * LOOK_S
-    assert back_s - fell_s <= STAY_S + LOOK_S
     goal = Objective(GOALS.ttft_s or 0.0, GOALS.tpot_s or 0.0)
-    met = [(due_s, goal.met_by(o)) for due_s, o in zip(done.due_s, done.outcomes, strict=True)]
-    before = [is_met for due_s, is_met in met if due_s < fell_s]
-    after = [is_met for due_s, is_met in met if due_s >= fell_s]
+    outcomes = zip(done.due_s, done.outcomes, strict=True)
+    return Turned(turns, [(due_s, goal.met_by(each)) for due_s, each in outcomes])
+
+
+def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_again() -> None:
+    """In all runs but one at the most, in which by chance no look sees enough; in the others
+    together, as one alone keeps 0.8 to 0.98 by chance.
+    """
+    runs = [run_with_a_wrong_step_model(seed) for seed in range(1, 9)]
+    fallen = [each for each in runs if each.turns[1][0] < WRONG_UNTIL_S]
+    assert len(fallen) >= len(runs) - 1
+    before, after = list[bool](), list[bool]()
+    for turns, met in fallen:
+        _, (fell_s, apart), (back_s, back) = turns
+        assert (apart, back) == (Regime.APART, Regime.FREE)
+        assert fell_s <= SURE_S + 4 * LOOK_S
+        assert back_s - fell_s <= STAY_S + LOOK_S
+        before += [is_met for due_s, is_met in met if due_s < fell_s]
+        after += [is_met for due_s, is_met in met if due_s >= fell_s]
     assert sum(before) < 0.6 * len(before)
     assert sum(after) > 0.9 * len(after)
 

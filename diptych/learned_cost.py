@@ -61,8 +61,8 @@ class MachinePace:
     while they are by turns it follows too fast, as what a filter with the right gain leaves is not
     correlated (Mehra, 1970).
 
-    What lasts for hundreds of measurements is left to each cost itself: of a kind of work that
-    does not come meanwhile nothing is known of that.
+    What lasts for more than a hundred measurements is left to each cost itself: of a kind of work
+    that does not come meanwhile nothing is known of that.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,7 @@ class Objectives(NamedTuple):
     ttft_s: float | None = None  # from now until its first token; not positive: it is too late
     tpot_s: float | None = None  # between two tokens, on average
     whole_ttft_s: float | None = None  # what the first was when it came; None: the same
-    has_deadline_first: bool = (
-        False  # the first is all the time that there is, and was not asked for
-    )
+    has_deadline_first: bool = False  # the first is all the time there is, and was not asked for
 
     def kept_by(self, ttft_s: float, tpot_s: float | None) -> bool:
         """Whether both are; ``tpot_s`` None: it had one token."""

@@ -23,6 +23,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
 from diptych.v1 import common_pb2, inference_pb2
 from tests import hf_reference
 from tests.call import Answer, generate, token_request
@@ -55,6 +56,7 @@ PATIENT = {
         "unbound_lease_s", "sequence_progress_s", "unsent_s", "client_write_s", "drain_s",
     )
 } | {"timers.no-worker-s": "600"}  # fmt: skip
+PATIENT_TIMERS = Timers(keepalive_answer_s=120)  # of the client, which stands as still as they do
 
 pytestmark = pytest.mark.timeout(1800)
 MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
@@ -117,7 +119,7 @@ def cluster_of(
 @asynccontextmanager
 async def calling(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
-    async with open_channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address, PATIENT_TIMERS) as channel:
         yield channel
 
 

@@ -14,6 +14,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 }
 
 
+_MOST_S = 60  # garbage of all tests may be collected amid an answer
 F1 = (ParsedCall("f", '{"x": 1}'),)
 
 
@@ -26,7 +27,7 @@ def parse(
     tools: dict[str, dict[str, Any]] | None = TOOLS,
     patience: Patience | None = None,
 ) -> Parsed:
-    parser = ResponseParser(template, prompt, tools, patience)
+    parser = ResponseParser(template, prompt, tools, patience or Patience(_MOST_S))
     parts = [*map(parser.feed, pieces), parser.finish(is_whole=is_whole)]
     return Parsed(
         "".join(part.content for part in parts),

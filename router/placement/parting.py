@@ -31,8 +31,11 @@ _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
 _DECODES_OF: Final = 0.7
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
+# Of few answers at a time little is won where they share steps, so no more than about half of the
+# time may be prompts', as else the worker that decodes idles.
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.72
+_SHARE_OF_ROW: Final = 1 / 120  # beyond the least
 _STICKY_SHARE: Final = 0.15
 _HARDLY: Final = 1e-9  # of the time: what no worker measures right, and no share
 _LEFT_OUT: Final = 8  # of so many paces the longest and the shortest
@@ -254,9 +257,10 @@ class Parting:
         share, num_rows = self._share(phases), self._num_rows(phases)
         more = _STICKY_SHARE * were_apart
         least_rows = _LEAST_ROWS_APART if were_apart else _LEAST_ROWS
+        most_share = min(_MOST_SHARE, _LEAST_SHARE + _SHARE_OF_ROW * num_rows)
         self._are_two_apart = (
             share is not None
-            and _LEAST_SHARE - more <= share <= _MOST_SHARE + more
+            and _LEAST_SHARE - more <= share <= most_share + more
             and num_rows >= least_rows
         )
         return self._are_two_apart

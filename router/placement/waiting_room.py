@@ -19,12 +19,13 @@ from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
+# Of who is held at least so many, or a part of them: what bars one bars most of them.
+_LEAST_HELD_MISSES, _HELD_PARTS = 2, 4
 _MAX_KINDS = 32  # of who waits, that are looked at in one look for room, and as many further ones
 # Who is held for better objectives is skipped in a pump; so often, of each class, without a look
 # at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
-_LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 _REST_S = 0.05  # before those are asked whom a pump did not reach
 # Those whose prompts prefill workers alone would compute are looked at again, so many in so long:
 # decode workers may have cached meanwhile what they begin with. A look costs a tenth of an offer.
@@ -84,8 +85,8 @@ class WaitingRoom:
 
     A pump ends early where no worker has room, or after some offers in vain, a refusal included:
     of those who came since the last one, of the first in line and of the others some are asked.
-    Whoever is held for better objectives is asked again after a while, or when another one left
-    or, sooner, has its prompt computed, so what is asked in vain in a second is bounded.
+    Whoever is held for better objectives is asked again after a while, or when another one left,
+    so what is asked in vain in a second is bounded.
     """
 
     def __init__(
@@ -131,7 +132,6 @@ class WaitingRoom:
         self._look_at_s = -math.inf  # when some of these are looked at again
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._holding_back = HoldingBack()
-        self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
         self._is_pump_due = False
         self._rest_due_s = math.inf
@@ -215,11 +215,6 @@ class WaitingRoom:
         """
         if waiter in self._fresh:
             self._held.setdefault(waiter, self._clock())
-
-    def reconsider(self) -> None:
-        """A prompt was computed: who is held is asked sooner, and others at once."""
-        self._held_until_s = min(self._held_until_s, self._held_asked_s + _LEAST_HOLD_S)
-        self.pump_soon()
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
@@ -314,7 +309,7 @@ class WaitingRoom:
             self._ask(line, asked, held, pace_s)
         self._ask(newcomers, asked, held, pace_s)
         if asks_held and self._held:
-            self._held_asked_s, self._held_until_s = now_s, now_s + _HOLD_S
+            self._held_until_s = now_s + _HOLD_S
         if len(asked) >= num_askable:
             self._num_left = 0
         elif self._has_room():
@@ -360,11 +355,14 @@ class WaitingRoom:
         class: a batch that waits for spare room takes no turn of others. ``enough`` is told of
         which classes no more have to be named.
 
-        Who is ``held`` is asked only where another one left. Of the others only who wants tokens
-        as fast as all those that are held before it, and within ``pace_s``; in any case who was
-        placed before.
+        Who is ``held`` is asked only where another one left, and so are all who wait for better
+        objectives once some of them were asked in vain. Of the others only who wants tokens as
+        fast as all those that are held before it, and within ``pace_s``; in any case who was placed
+        before.
         """
         num_skipped, num_misses = Counter[RequestClass](), Counter[RequestClass]()
+        num_held_misses = Counter[RequestClass]()
+        most_held_misses = max(_LEAST_HELD_MISSES, len(self._held) // _HELD_PARTS)
         has_room = False  # for sure: nothing is another since it was looked for
         for waiter in line:
             if waiter in asked or not self._has_slot(waiter) or not self._is_waiting(waiter):
@@ -381,8 +379,9 @@ class WaitingRoom:
             has_room = has_room or self._has_room()
             if not has_room:
                 return
-            room_made = self._num_left > 0
-            if self._is_patient(waiter, pace_s) or (waiter in held and not room_made):
+            room_made, is_held = self._num_left > 0, waiter in self._held
+            rests = waiter in held or num_held_misses[request_class] >= most_held_misses
+            if self._is_patient(waiter, pace_s) or (is_held and rests and not room_made):
                 num_skipped[request_class] += 1
                 pace_s = min(pace_s, self._pace_s(waiter))
                 continue
@@ -391,7 +390,9 @@ class WaitingRoom:
             self._offer(waiter, room_made=room_made)
             has_room = self._is_waiting(waiter)
             pace_s = min(pace_s, self._pace_s(waiter))
-            num_misses[request_class] += self._is_waiting(waiter) or waiter not in self._placed
+            is_miss = has_room or waiter not in self._placed
+            num_misses[request_class] += is_miss
+            num_held_misses[request_class] += is_miss and is_held
             self._note_if_lost(waiter)
 
     def _note_if_lost(self, waiter: Waiter) -> None:

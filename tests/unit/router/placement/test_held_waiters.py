@@ -59,14 +59,24 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
     room.leave(other)
     room.pump()
     assert len(waiters[0].told) == num_told + 1, "at once where another one left"
-    now_s = 3.0
+
+
+def test_of_a_few_that_are_held_only_some_are_asked_at_a_time() -> None:
+    """What bars one bars most of them; none waits for its turn for long."""
+    now_s, world = 0.0, World()
+    room = WaitingRoom(
+        max_waiting=99, max_placed=99, schedule=lambda pump: None, clock=lambda: now_s
+    )
+    waiters = [Picky(world, room) for _ in range(8)]
+    for waiter in waiters:
+        room.enter(waiter, front=False)
     room.pump()
-    num_told = len(waiters[0].told)
-    for later_s, num_more in ((0.04, 0), (0.08, 1), (0.1, 1), (0.16, 2)):
-        now_s = 3.0 + later_s
-        room.reconsider()
+    assert [len(waiter.told) for waiter in waiters] == [1] * 8, "who came is asked"
+    for number in range(1, 4):
+        now_s = 0.31 * number
         room.pump()
-        assert len(waiters[0].told) == num_told + num_more, "soon where a prompt was computed"
+        assert sum(len(waiter.told) for waiter in waiters) == 8 + 4 * number
+    assert all(len(waiter.told) > 1 for waiter in waiters)
 
 
 def test_while_all_are_held_no_pump_looks_at_anybody_before_they_are_asked_again() -> None:
@@ -101,22 +111,21 @@ def test_while_all_are_held_no_pump_looks_at_anybody_before_they_are_asked_again
     first, *others = timers
     assert not others
     assert 0.2 < first[0] < 0.4, "as long as they are held"
-    room.reconsider()
+    room.take(other := Waiter(World(), room))
+    room.leave(other)
     room.pump()
     sooner = timers[-1]
-    assert sooner[0] < 0.1, "a prompt was computed"
-    assert [len(waiter.told) for waiter in waiters] == [1, 1, 1]
+    assert sooner[0] < 0.1, "another one left, and not all were asked"
+    assert sum(len(waiter.told) for waiter in waiters) == 4
+    num_looked, num_timers = num_looks, len(timers)
+    first[1]()
+    assert (num_looks, len(timers)) == (num_looked, num_timers), "its place was taken"
     now_s, pump = sooner
     pump()
-    assert [len(waiter.told) for waiter in waiters] == [2, 2, 2]
-    num_looked, num_timers = num_looks, len(timers)
-    now_s, pump = first
-    pump()
-    assert (num_looks, len(timers)) == (num_looked, num_timers), "its place was taken"
-    room.pump()
+    assert sum(len(waiter.told) for waiter in waiters) == 4
     now_s, pump = timers[-1]
     pump()
-    assert [len(waiter.told) for waiter in waiters] == [3, 3, 3]
+    assert all(len(waiter.told) > 1 for waiter in waiters)
 
 
 def test_who_is_held_does_not_keep_others_from_their_turn() -> None:

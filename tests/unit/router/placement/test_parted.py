@@ -86,7 +86,7 @@ def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() 
     def are_apart(parting: Parting, *paces_s: float) -> bool:
         whole: Snapshot | None = snapshot
         for pace_s in paces_s:
-            usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, pace_s))
+            usual = Query(num_tokens=300, num_max_tokens=330, objectives=Objectives(5.0, pace_s))
             for _ in range(400):
                 parting.learn(usual, 300, 2)
             whole = parting.together(snapshot)
@@ -100,12 +100,28 @@ def test_two_part_where_one_that_only_decodes_makes_several_answers_at_a_time() 
     assert not are_apart(Parting(), eleven_s, seven_s, nine_s)
 
 
+def test_the_fewer_answers_one_makes_the_nearer_to_half_prompts_have_to_be() -> None:
+    """Else the one that decodes idles, and parting wins nothing for that."""
+    for num_output, pace_s, are_apart in (
+        (30, 0.12, True),  # 0.58 of the time, 12 answers
+        (20, 0.12, False),  # 0.68, 12
+        (25, 0.2, True),  # 0.68, 24
+    ):
+        usual = Query(
+            num_tokens=300, num_max_tokens=300 + num_output, objectives=Objectives(5.0, pace_s)
+        )
+        parting = Parting()
+        for _ in range(10):
+            parting.learn(usual, 300, 2)
+        assert (parting.together(soft()) is None) is are_apart, (num_output, pace_s)
+
+
 @pytest.mark.parametrize(("computing_s", "decoding_s"), [(0.0, 0.048), (0.06, 0.03)])
 def test_once_they_are_apart_only_the_one_that_decodes_says_how_many(
     computing_s: float, decoding_s: float
 ) -> None:
     """What the other one learned of that is old by then, and wrong by any number."""
-    usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, 0.1))
+    usual = Query(num_tokens=300, num_max_tokens=335, objectives=Objectives(5.0, 0.1))
     parting, snapshot = Parting(), soft()
     for _ in range(10):
         parting.learn(usual, 300, 2)
@@ -118,7 +134,7 @@ def test_once_they_are_apart_only_the_one_that_decodes_says_how_many(
 
 def test_what_one_of_the_two_learned_of_late_does_not_part_them() -> None:
     """What steps take varies: it is the average of both that counts."""
-    usual = Query(num_tokens=300, num_max_tokens=320, objectives=Objectives(5.0, 0.1))
+    usual = Query(num_tokens=300, num_max_tokens=335, objectives=Objectives(5.0, 0.1))
     snapshot = soft()
     for costs, are_apart in (((0.02, 0.04), True), ((0.04, 0.02), True), ((0.035, 0.045), False)):
         parting = Parting()

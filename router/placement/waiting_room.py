@@ -20,7 +20,7 @@ from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
 # Of who is held at least so many, or a part of them: what bars one bars most of them.
-_LEAST_HELD_MISSES, _HELD_PARTS = 2, 4
+_LEAST_HELD_MISSES, _HELD_PARTS = 3, 4
 _MAX_KINDS = 32  # of who waits, that are looked at in one look for room, and as many further ones
 # Who is held for better objectives is skipped in a pump; so often, of each class, without a look
 # at the others.

@@ -75,7 +75,7 @@ def test_of_a_few_that_are_held_only_some_are_asked_at_a_time() -> None:
     for number in range(1, 4):
         now_s = 0.31 * number
         room.pump()
-        assert sum(len(waiter.told) for waiter in waiters) == 8 + 4 * number
+        assert sum(len(waiter.told) for waiter in waiters) == 8 + 6 * number
     assert all(len(waiter.told) > 1 for waiter in waiters)
 
 

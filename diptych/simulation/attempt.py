@@ -246,7 +246,7 @@ class Attempt:
         self._router.backlog.computed(self._request.number)
         if self._lease is not None:
             self._settle_lease(self._lease)
-        self._router.room.pump_soon()
+        self._router.room.reconsider()
         self._owner.drew_first()
         if self._reservation is None:
             self._owner.ended()

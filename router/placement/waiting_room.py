@@ -26,6 +26,7 @@ _MAX_KINDS = 32  # of who waits, that are looked at in one look for room, and as
 # at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.3  # before those who are held are asked again
+_LEAST_HOLD_S = 0.06  # the same where a prompt was computed meanwhile
 _REST_S = 0.05  # before those are asked whom a pump did not reach
 # Those whose prompts prefill workers alone would compute are looked at again, so many in so long:
 # decode workers may have cached meanwhile what they begin with. A look costs a tenth of an offer.
@@ -85,8 +86,8 @@ class WaitingRoom:
 
     A pump ends early where no worker has room, or after some offers in vain, a refusal included:
     of those who came since the last one, of the first in line and of the others some are asked.
-    Whoever is held for better objectives is asked again after a while, or when another one left,
-    so what is asked in vain in a second is bounded.
+    Whoever is held for better objectives is asked again after a while, or when another one left
+    or, sooner, has its prompt computed, so what is asked in vain in a second is bounded.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class WaitingRoom:
         self._look_at_s = -math.inf  # when some of these are looked at again
         self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._holding_back = HoldingBack()
+        self._held_asked_s = -math.inf  # when they were last
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
         self._is_pump_due = False
         self._rest_due_s = math.inf
@@ -215,6 +217,11 @@ class WaitingRoom:
         """
         if waiter in self._fresh:
             self._held.setdefault(waiter, self._clock())
+
+    def reconsider(self) -> None:
+        """A prompt was computed: who is held is asked sooner, and others at once."""
+        self._held_until_s = min(self._held_until_s, self._held_asked_s + _LEAST_HOLD_S)
+        self.pump_soon()
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
@@ -309,7 +316,7 @@ class WaitingRoom:
             self._ask(line, asked, held, pace_s)
         self._ask(newcomers, asked, held, pace_s)
         if asks_held and self._held:
-            self._held_until_s = now_s + _HOLD_S
+            self._held_asked_s, self._held_until_s = now_s, now_s + _HOLD_S
         if len(asked) >= num_askable:
             self._num_left = 0
         elif self._has_room():

@@ -328,7 +328,7 @@ class Dispatch:
 
         What was foretold of the next, from now on.
         """
-        self._services.room.pump_soon()
+        self._services.room.reconsider()
         foretold, self._foretold = self._foretold, None
         if foretold is None:
             return None

@@ -59,6 +59,14 @@ def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
     room.leave(other)
     room.pump()
     assert len(waiters[0].told) == num_told + 1, "at once where another one left"
+    now_s = 3.0
+    room.pump()
+    num_told = len(waiters[0].told)
+    for later_s, num_more in ((0.04, 0), (0.08, 1), (0.1, 1), (0.16, 2)):
+        now_s = 3.0 + later_s
+        room.reconsider()
+        room.pump()
+        assert len(waiters[0].told) == num_told + num_more, "soon where a prompt was computed"
 
 
 def test_of_a_few_that_are_held_only_some_are_asked_at_a_time() -> None:
@@ -111,21 +119,22 @@ def test_while_all_are_held_no_pump_looks_at_anybody_before_they_are_asked_again
     first, *others = timers
     assert not others
     assert 0.2 < first[0] < 0.4, "as long as they are held"
-    room.take(other := Waiter(World(), room))
-    room.leave(other)
+    room.reconsider()
     room.pump()
     sooner = timers[-1]
-    assert sooner[0] < 0.1, "another one left, and not all were asked"
-    assert sum(len(waiter.told) for waiter in waiters) == 4
-    num_looked, num_timers = num_looks, len(timers)
-    first[1]()
-    assert (num_looks, len(timers)) == (num_looked, num_timers), "its place was taken"
+    assert sooner[0] < 0.1, "a prompt was computed"
+    assert [len(waiter.told) for waiter in waiters] == [1, 1, 1]
     now_s, pump = sooner
     pump()
-    assert sum(len(waiter.told) for waiter in waiters) == 4
+    assert [len(waiter.told) for waiter in waiters] == [2, 2, 2]
+    num_looked, num_timers = num_looks, len(timers)
+    now_s, pump = first
+    pump()
+    assert (num_looks, len(timers)) == (num_looked, num_timers), "its place was taken"
+    room.pump()
     now_s, pump = timers[-1]
     pump()
-    assert all(len(waiter.told) > 1 for waiter in waiters)
+    assert [len(waiter.told) for waiter in waiters] == [3, 3, 3]
 
 
 def test_who_is_held_does_not_keep_others_from_their_turn() -> None:

@@ -131,12 +131,12 @@ async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(
     policy = Foreteller()
     world.services = replace(world.services, policy=policy)
     request, first = world.request(), events.FirstToken(1, 7, len(PROMPT), None, 0)
-    pumped: list[None] = []
-    monkeypatch.setattr(world.services.room, "pump_soon", lambda: pumped.append(None))
+    reconsidered: list[None] = []
+    monkeypatch.setattr(world.services.room, "reconsider", lambda: reconsidered.append(None))
     request.heard(first)
     request.heard(first)
     assert len(policy.came) == 1
-    assert pumped, "who waits may have room now"
+    assert reconsidered, "who is held asks again"
     broken = world.request()
     broken.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
     broken.heard(first)

@@ -84,6 +84,12 @@ class RouterMetrics:
             "Time from placement to first token, over what placement predicted had foretold.",
             _RATIO_BUCKETS,
         )
+        self.foretold_whole_ratio = metrics.histogram(
+            "router_ttft_foretold_whole_ratio",
+            "Time to first token since the request came, over what was foretold of it when it was "
+            "placed: what it had waited by then, and what placement predicted had foretold.",
+            _RATIO_BUCKETS,
+        )
         self._engine_seconds = metrics.counters(
             "router_class_engine_seconds_total",
             "What requests took of the engines, s, both phases together, by class: what they are "

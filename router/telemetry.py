@@ -292,7 +292,10 @@ class RequestObserver:
             return
         if moments.placed_s is not None and moments.first_token_s is not None:
             taken_s = moments.first_token_s - moments.placed_s
+            waited_s = moments.placed_s - moments.received_s
+            whole_ratio = (waited_s + taken_s) / (waited_s + foretold_s)
             self._metrics.foretold_ratio.observe(taken_s / foretold_s)
+            self._metrics.foretold_whole_ratio.observe(whole_ratio)
 
     def _observe_stages(self, moments: Moments) -> None:
         """One observation for each stage that was passed."""

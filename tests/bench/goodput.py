@@ -56,6 +56,8 @@ from tests.bench.goodput_runs import (
     ADMITTED,
     APART,
     BOTH,
+    FORETOLD,
+    FORETOLD_WHOLE,
     PREDICTED,
     STATIC,
     TOGETHER,
@@ -81,7 +83,6 @@ NUM_UNLOADED = 12
 UNLOADED_S = 120.0  # for one of these
 NUM_AT_ONCE, NUM_TO_WARM_UP, WARM_UP_TOKENS = 4, 400, 16  # requests, at most; of each answer
 FINISHED = "FINISHED"  # how a request ended; else as its error is called
-_FORETOLD = 'diptych_router_ttft_foretold_ratio_bucket{le="'
 
 
 async def warm_up(cluster: Cluster, work: Workload) -> None:
@@ -288,7 +289,7 @@ async def measure(
     if point.multiples is not None:
         ttft, tpot = point.multiples
         wanted = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
-    before = foretold(cluster)
+    before = {what: foretold(cluster, what) for what in (FORETOLD, FORETOLD_WHOLE)}
     told, shares = await offer(cluster, work, point, duration_s, wanted, batches)
     await cluster.wait_baseline(within_s=30.0)
     gaps_s = [gap_s for each in told for gap_s in each.gaps_s]
@@ -301,7 +302,9 @@ async def measure(
         "steps": [await learned_steps(worker) for worker in cluster.workers],
     }
     if point.multiples is not None:
-        run["foretold"] = {le: num - before.get(le, 0.0) for le, num in foretold(cluster).items()}
+        for what, earlier in before.items():
+            now = foretold(cluster, what)
+            run[what] = {le: num - earlier.get(le, 0.0) for le, num in now.items()}
     return run
 
 
@@ -311,10 +314,13 @@ async def learned_steps(worker: Process) -> dict[str, dict[str, Any]]:
     return {kind: cost._asdict() for kind, cost in model._asdict().items()}
 
 
-def foretold(cluster: Cluster) -> dict[str, float]:
+def foretold(cluster: Cluster, what: str) -> dict[str, float]:
     """First tokens so far, by what they took at the most of what was foretold."""
-    samples = cluster.router.metrics().items()
-    return {key[len(_FORETOLD) : -2]: num for key, num in samples if key.startswith(_FORETOLD)}
+    samples, prefix = (
+        cluster.router.metrics().items(),
+        f'diptych_router_ttft_{what}_ratio_bucket{{le="',
+    )
+    return {key[len(prefix) : -2]: num for key, num in samples if key.startswith(prefix)}
 
 
 def show(text: str) -> None:
@@ -373,7 +379,11 @@ def main() -> None:
         if UNLOADED in done:
             print(table(cells(runs(done), unit_of(done), options.duration)))  # noqa: T201
             for kind, told in ADMITTED.items():
-                print(f"{told}: first tokens as foretold, by 12 %: {told_right(done, kind)}")  # noqa: T201
+                right, whole = (told_right(done, kind, what) for what in (FORETOLD, FORETOLD_WHOLE))
+                line = (
+                    f"{told}: first tokens as foretold, by 12 %: {right}; since they came {whole}"
+                )
+                print(line)  # noqa: T201
 
 
 def common(options: argparse.Namespace) -> dict[str, Any]:

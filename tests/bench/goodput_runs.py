@@ -14,6 +14,8 @@ APART, TOGETHER, BOTH, STATIC = "prefill budget", "budget", "soft budget", "stat
 # In the map.
 ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft", STATIC: "static"}
 PREDICTED = "predicted"
+# Of first tokens what was foretold: from their placement on, and since their request came.
+FORETOLD, FORETOLD_WHOLE = "foretold", "foretold_whole"
 UNLOADED = ("unloaded",)
 Multiples = tuple[float, float]  # of the unloaded medians of TTFT and TPOT
 
@@ -24,9 +26,9 @@ def unit_of(done: MeasuredCells) -> Objective:
     return Objective(told["ttft_s"], told["tpot_s"])
 
 
-def told_right(done: MeasuredCells, kind: str) -> str:
+def told_right(done: MeasuredCells, kind: str, what: str = FORETOLD) -> str:
     """How many of one kind of deployment's took what was foretold, within 12 %."""
-    of_kind = [cell["foretold"] for cell in done if cell["key"][0] == kind and "foretold" in cell]
+    of_kind = [cell[what] for cell in done if cell["key"][0] == kind and what in cell]
     num_right, num_all = (
         sum(run.get(until, 0.0) - run.get(over, 0.0) for run in of_kind)
         for until, over in (("1.12", "0.88"), ("+Inf", ""))

@@ -18,6 +18,7 @@ from tests.bench.goodput import FINISHED, Deployment, Point, Told, is_warm, one,
 from tests.bench.goodput_runs import (
     APART,
     BOTH,
+    FORETOLD_WHOLE,
     PREDICTED,
     TOGETHER,
     UNLOADED,
@@ -158,10 +159,12 @@ def test_of_runs_with_admission_it_is_counted_what_came_as_foretold(tmp_path: Pa
     for seed in (11, 12):
         foretold = {"0.8": 1.0, "0.88": 2.0, "1.0": 5.0, "1.12": 8.0, "+Inf": 10.0}
         point = Point(1.0, seed, (3.0, 2.0))
-        cell = {"outcomes": [], "cpu": {}, "foretold": foretold}
+        whole = {"0.88": 1.0, "1.12": 10.0, "+Inf": 10.0}
+        cell = {"outcomes": [], "cpu": {}, "foretold": foretold, "foretold_whole": whole}
         done.add(Deployment(BOTH, 512, PREDICTED).key + point.key, cell)
     done.add(Deployment(BOTH, 512).key + Point(1.0, 11).key, {"outcomes": [], "cpu": {}})
     assert told_right(done, BOTH) == "0.60 of 20"
+    assert told_right(done, BOTH, FORETOLD_WHOLE) == "0.90 of 20"
     assert told_right(done, APART) == "0.00 of 0"
 
 

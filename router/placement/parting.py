@@ -42,8 +42,8 @@ _LEFT_OUT: Final = 8  # of so many paces the longest and the shortest
 _FIXED_S: Final = 0.02  # about a step's constant: no token costs more than with a step for itself
 # Answers that one worker makes at a time within their pace, so that two part, and stay parted: of
 # a few one more or less is much, and a step's constant is shared by few.
-_LEAST_ROWS: Final = 10.0
-_LEAST_ROWS_APART: Final = 8.0
+_LEAST_ROWS: Final = 15.0
+_LEAST_ROWS_APART: Final = 12.0
 
 
 class Mix(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from diptych.v1 import kv_source_pb2
 from kvtransfer.block_shares import Pieces, moves
 from kvtransfer.digest import descriptor_digest
-from kvtransfer.errors import TransportError, UndeadAgentError
+from kvtransfer.errors import AgentLostError, TransportError, UndeadAgentError
 from kvtransfer.transports.base import Copy, Peer, SilentPeer, Transport
 
 
@@ -150,12 +150,16 @@ class RankPeer(SilentPeer):
 
 
 class RankCopy:
-    """Reads of several ranks. Terminal, well or not, when all of them are."""
+    """Reads of several ranks. Terminal, well or not, when all of them are.
+
+    Of several errors it raises the first; but where that only knows that our agent is gone, the one
+    that says why it went.
+    """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self.wakes = all(copy.wakes for copy in copies)
         self._open = list(copies)
-        self._error: Exception | None = None  # the first
+        self._error: Exception | None = None  # the one to raise, of those so far
 
     def post(self) -> bool:
         return self._advance((copy, copy.post) for copy in self._open)
@@ -170,10 +174,17 @@ class RankCopy:
                 if not step():
                     still_open.append(copy)
             except Exception as error:  # noqa: BLE001 - raised once nothing writes any more
-                self._error = self._error or error
+                if self._error is None or _says_why(error, self._error):
+                    self._error = error
         self._open = still_open
         if still_open:
             return False
         if self._error is not None:
             raise self._error
         return True
+
+
+def _says_why(error: Exception, other: Exception) -> bool:
+    """Whether ``error`` may have ended the agent over which the read of ``other`` was lost."""
+    is_lost = isinstance(other, AgentLostError) and not isinstance(error, AgentLostError)
+    return is_lost and isinstance(error, TransportError)

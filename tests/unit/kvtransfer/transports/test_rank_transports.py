@@ -6,7 +6,7 @@ import pytest
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.block_shares import Pieces
-from kvtransfer.errors import AgentLostError, TransportError, UndeadAgentError
+from kvtransfer.errors import AgentLostError, AgentTakenError, TransportError, UndeadAgentError
 from kvtransfer.transports.rank_transports import RankCopy, RankPeer, RankTransports
 
 BLOCK_BYTES, STRETCH = 512, 128
@@ -213,4 +213,18 @@ def test_a_read_that_fails_in_one_rank_fails_when_the_others_have_ended(
     assert not copy.poll()
     parts[0].state = other
     with pytest.raises(AgentLostError, match="gone"):
+        copy.poll()
+
+
+@pytest.mark.parametrize("why", [AgentTakenError("took it"), TransportError("broke it")])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_rank_of_the_source_that_ended_our_agent_is_to_blame_in_whichever_order_they_come(
+    place: int, why: TransportError
+) -> None:
+    """The others were read over the same agent, and only know that it is gone."""
+    parts = [PartCopy(), PartCopy()]
+    copy = RankCopy(parts)
+    assert not copy.post()
+    parts[place].state, parts[1 - place].state = why, AgentLostError("gone")
+    with pytest.raises(type(why), match=str(why)):
         copy.poll()

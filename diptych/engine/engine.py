@@ -33,8 +33,9 @@ from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_forecast import forecast_s
-from diptych.engine.scheduling.step_learner import StepLearner, tells_much, work_of
+from diptych.engine.scheduling.step_learner import StepLearner, num_told, tells_much, work_of
 from diptych.engine.scheduling.step_timing import StepTiming
+from diptych.engine.scheduling.telling_time import TellingTime
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.paced import Paced
@@ -88,7 +89,7 @@ class StepEngine:
         self._awake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # of a run
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
-        self._last_work = StepWork()  # of the last step that was waited for
+        self._last_plan = StepPlan(chunks=())  # that was waited for
         self._num_failed = 0  # steps in a row, for whatever reason but this:
         self._num_out_of_memory = 0
         self._steps: deque[BegunStep] = deque()  # in flight, the oldest first
@@ -97,6 +98,7 @@ class StepEngine:
         self._timing = StepTiming(measured)
         self._prefill_time = PrefillTime(clock)
         self._learner = StepLearner(measured)
+        self._telling_time = TellingTime()
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = Pacer(tpot_s, max_tokens)
         self._short_steps = ShortSteps(max_tokens)
@@ -217,8 +219,10 @@ class StepEngine:
     @property
     def predicted_step_s(self) -> float:
         """What the oldest step in flight (else the last) should take at most; 0 until known."""
-        work = work_of(self._steps[0].plan) if self._steps else self._last_work
-        return forecast_s(work, self._learner.model, self._timing)
+        plan = self._steps[0].plan if self._steps else self._last_plan
+        computed_s = forecast_s(work_of(plan), self._learner.model, self._timing)
+        token_s = computed_s / max(1, plan.num_tokens)
+        return computed_s + self._telling_time.expected_s(num_told(plan), token_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -321,7 +325,7 @@ class StepEngine:
     async def _end(self, thread: ModelThread) -> list[SequenceUpdate]:
         """The oldest step: wait for it and book it."""
         step = self._steps[0]
-        self._last_work = work_of(step.plan)
+        self._last_plan = step.plan
         try:
             output = await thread.end(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
@@ -391,7 +395,9 @@ class StepEngine:
         model, took_s = self._learner.model, output.duration_s + overhead_s
         cost = model.cost_of(work)
         expected_s = cost.expected_s(work)
-        if not (cost.is_known and tells_much(plan)):  # by which others would be foretold
+        if cost.is_known and tells_much(plan):  # by which others would be foretold
+            self._telling_time.add(num_told(plan), took_s - expected_s)
+        else:
             self._learner.learn(work, took_s)
         if work.num_prefill_tokens:
             self._prefill_time.add(model.of_prompts_s(work, took_s))

@@ -30,9 +30,13 @@ def tells_much(plan: StepPlan) -> bool:
     """Whether the log probabilities that it tells of prompts make it clearly longer than another
     of the same contents. Hidden states are summed up in no time.
     """
+    return num_told(plan) > _TELLS_MUCH_RATIO * plan.num_tokens
+
+
+def num_told(plan: StepPlan) -> int:
+    """Tokens of prompts of which it tells log probabilities."""
     parts = (chunk.report for chunk in plan.chunks)
-    num_told = sum(part.num_rows for part in parts if isinstance(part, LogprobsPart))
-    return num_told > _TELLS_MUCH_RATIO * plan.num_tokens
+    return sum(part.num_rows for part in parts if isinstance(part, LogprobsPart))
 
 
 class StepLearner:

@@ -1,6 +1,8 @@
 """Steps that tell of their prompts' tokens take longer, and do not teach what others take."""
 
+import asyncio
 import math
+import threading
 
 import pytest
 
@@ -52,20 +54,28 @@ async def learned(reports: list[Report | None], trials: list[MeasuredStep]) -> S
     rig = EngineRig(lambda scheduler: StepEngine(scheduler, runner, measured=trials))
     async with rig.running():
         for number, report in enumerate(reports):
-            seq = Sequence(
-                key=SequenceKey("router", number),
-                token_ids=[number] * 16,
-                num_prompt_tokens=16,
-                sampling=SamplingParams(max_tokens=1),
-                prefill_only=True,
-                report=report,
-            )
-            rig.engine.add_prefill(seq)
-            while seq.state is not SequenceState.LEASED:
-                rig.stepped.clear()
-                await rig.stepped.wait()
-            rig.engine.release(seq)
+            await until_told(rig, add_prefill(rig, number, report))
     return rig.engine.step_model.prefill
+
+
+def add_prefill(rig: EngineRig, number: int, report: Report | None) -> Sequence:
+    seq = Sequence(
+        key=SequenceKey("router", number),
+        token_ids=[number] * 16,
+        num_prompt_tokens=16,
+        sampling=SamplingParams(max_tokens=1),
+        prefill_only=True,
+        report=report,
+    )
+    rig.engine.add_prefill(seq)
+    return seq
+
+
+async def until_told(rig: EngineRig, seq: Sequence) -> None:
+    while seq.state is not SequenceState.LEASED:
+        rig.stepped.clear()
+        await rig.stepped.wait()
+    rig.engine.release(seq)
 
 
 @pytest.mark.parametrize("reports", [[ALL_ROWS] * 40, [None, ALL_ROWS] * 40, [ALL_ROWS, POOLED]])
@@ -89,3 +99,38 @@ async def test_who_knows_nothing_learns_from_any_step() -> None:
     cost = await learned([ALL_ROWS] * 40, [])
     assert cost.num_steps == NUM_KNOWN_STEPS
     assert cost.expected_s(StepWork.of_prompt(16, 0)) == pytest.approx(0.24, rel=0.1)
+
+
+class HeavyTeller:
+    """Of a small model with many tokens: to tell of one takes as long as to compute ten."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)  # for a step each
+        self.took: list[float] = []
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.gate.acquire()
+        (chunk,) = plan.chunks
+        num_told, told = 0, dict[int, Told]()
+        if isinstance(chunk.report, LogprobsPart):
+            num_told, told[0] = chunk.report.num_rows, PromptLogprobs(chunk.report.position, ())
+        self.took.append(0.01 * (plan.num_tokens + 10 * num_told))
+        tokens = (SampledToken(7, math.nan) if chunk.sample else None,)
+        return StepOutput(tokens=tokens, duration_s=self.took[-1], reports=told)
+
+
+async def test_a_step_that_tells_much_is_not_taken_for_one_that_never_ends() -> None:
+    """The worker is ended, and taken for lost, after twice what a step was foretold to take."""
+    runner, foretold = HeavyTeller(), list[float]()
+    rig = EngineRig(lambda scheduler: StepEngine(scheduler, runner, measured=TRIALS))
+
+    async with rig.running():
+        for number, report in enumerate([ALL_ROWS, None, ALL_ROWS, ONE_ROW, ALL_ROWS]):
+            seq = add_prefill(rig, number, report)
+            await asyncio.sleep(0)  # its step is at work
+            foretold.append(rig.engine.predicted_step_s)
+            runner.gate.release()
+            await until_told(rig, seq)
+    assert all(2 * each >= took for each, took in zip(foretold, runner.took, strict=True))
+    assert foretold[1] < 0.3
+    assert foretold[2] == pytest.approx(runner.took[2], rel=0.3)

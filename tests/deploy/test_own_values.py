@@ -113,6 +113,26 @@ def test_spans_say_what_the_values_say_beside_where_the_pod_is(made: Any) -> Non
         assert said == f"{where},a=b%20c,service.namespace=llm"
 
 
+def test_null_takes_a_pool_away_whoever_named_it(made: Any) -> None:
+    """As a second file of values says it; the chart's own is helm's to leave out."""
+    pools = {"main": None, "large": None, "small": {"keda": {"enabled": True}}}
+    manifests = made(
+        decode={"pools": pools},
+        prefill={"pools": {"main": None, "large": None}},
+        keda={"serverAddress": "http://prometheus:9090"},
+        metrics={"alerts": {"enabled": True}},
+        router={"discovery": "kubernetes"},
+    )
+    assert "-large" not in json.dumps(manifests)
+    router = pod(manifests, "router")
+    config = named(manifests, "ConfigMap", router.manifest["metadata"]["name"])
+    found = json.loads(config["data"]["settings.yaml"])["kubernetes"]
+    assert found == {"prefill": [], "decode": ["try-diptych-decode-small"]}
+    assert "--expect-handoff" not in pod(manifests, "generate").container["args"]
+    (scaled,) = [m for m in manifests if m["kind"] == "ScaledObject"]
+    assert len(scaled["spec"]["triggers"]) == 4, "who computes prompts is this pool"
+
+
 def on_cards(number: int) -> dict[str, Any]:
     """Values of a pool whose workers have so many."""
     return {"resources": {"limits": {"nvidia.com/gpu": number}}}

@@ -1,3 +1,12 @@
+{{/* The names of a role's pools as a JSON list, in order; null takes one away, whoever named it. Of (dict "root" $ "role" …). */}}
+{{- define "diptych.pools" -}}
+{{- $names := list -}}
+{{- range $name, $own := index .root.Values .role "pools" -}}
+{{- if kindIs "map" $own }}{{ $names = append $names $name }}{{ end -}}
+{{- end -}}
+{{- $names | toJson -}}
+{{- end -}}
+
 {{/* One pool's values as JSON: what all of its role have, and what it says otherwise. Of (dict "root" $ "role" … "pool" …). */}}
 {{- define "diptych.poolValues" -}}
 {{- $all := index .root.Values .role -}}
@@ -8,7 +17,7 @@
 {{/* Where workers of a role are found, as a JSON list: for each pool its service's name, or what DNS has for its port. */}}
 {{- define "diptych.names" -}}
 {{- $names := list -}}
-{{- range $pool := keys (index .root.Values .role "pools") | sortAlpha -}}
+{{- range $pool := include "diptych.pools" . | fromJsonArray -}}
 {{- $service := include "diptych.poolName" (dict "root" $.root "role" $.role "pool" $pool) -}}
 {{- $inDns := printf "_grpc._tcp.%s.%s.svc.%s" $service $.root.Release.Namespace $.root.Values.clusterDomain -}}
 {{- $names = append $names (eq $.root.Values.router.discovery "dns" | ternary $inDns $service) -}}
@@ -20,7 +29,7 @@
 {{- define "diptych.metricsAddresses" -}}
 {{- $names := list (printf "%s-headless" (include "diptych.routerName" .)) -}}
 {{- range $role := list "prefill" "decode" -}}
-{{- range $pool := keys (index $.Values $role "pools") | sortAlpha -}}
+{{- range $pool := include "diptych.pools" (dict "root" $ "role" $role) | fromJsonArray -}}
 {{- $names = append $names (include "diptych.poolName" (dict "root" $ "role" $role "pool" $pool)) -}}
 {{- end -}}
 {{- end -}}
@@ -29,7 +38,7 @@
 
 {{/* "true" if there is any worker of a role. */}}
 {{- define "diptych.hasWorkers" -}}
-{{- range $pool := keys (index .root.Values .role "pools") -}}
+{{- range $pool := include "diptych.pools" . | fromJsonArray -}}
 {{- $values := include "diptych.poolValues" (dict "root" $.root "role" $.role "pool" $pool) | fromJson -}}
 {{- if or $values.autoscaling.enabled $values.keda.enabled (gt (int $values.replicas) 0) -}}true{{- end -}}
 {{- end -}}
@@ -37,7 +46,7 @@
 
 {{/* "true" if some pool of decode has workers that may compute prompts for others. */}}
 {{- define "diptych.hasSoft" -}}
-{{- range $pool := keys .Values.decode.pools -}}
+{{- range $pool := include "diptych.pools" (dict "root" . "role" "decode") | fromJsonArray -}}
 {{- $values := include "diptych.poolValues" (dict "root" $ "role" "decode" "pool" $pool) | fromJson -}}
 {{- include "diptych.isSoft" (dict "role" "decode" "values" $values) -}}
 {{- end -}}
@@ -52,7 +61,7 @@
 {{/* "true" if any pool's workers may. */}}
 {{- define "diptych.hasOtherTransports" -}}
 {{- range $role := list "prefill" "decode" -}}
-{{- range $pool := keys (index $.Values $role "pools") -}}
+{{- range $pool := include "diptych.pools" (dict "root" $ "role" $role) | fromJsonArray -}}
 {{- $values := include "diptych.poolValues" (dict "root" $ "role" $role "pool" $pool) | fromJson -}}
 {{- include "diptych.hasOwnPorts" $values -}}
 {{- end -}}
@@ -65,8 +74,8 @@ that it is another. What is not said, or auto, may fit.
 */}}
 {{- define "diptych.hasNoPair" -}}
 {{- $fits := false -}}
-{{- range $prefill := keys .Values.prefill.pools -}}
-{{- range $decode := keys $.Values.decode.pools -}}
+{{- range $prefill := include "diptych.pools" (dict "root" . "role" "prefill") | fromJsonArray -}}
+{{- range $decode := include "diptych.pools" (dict "root" $ "role" "decode") | fromJsonArray -}}
 {{- $differs := false -}}
 {{- range $setting := list "block_size" "dtype" "kv_cache_dtype" -}}
 {{- $said := list -}}

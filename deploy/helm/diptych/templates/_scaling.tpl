@@ -7,7 +7,7 @@
 {{- define "diptych.podPatterns" -}}
 {{- $patterns := list (include "diptych.podPattern" (dict "name" (include "diptych.routerName" .) "component" "router")) -}}
 {{- range $role := list "prefill" "decode" -}}
-{{- range $pool := keys (index $.Values $role "pools") | sortAlpha -}}
+{{- range $pool := include "diptych.pools" (dict "root" $ "role" $role) | fromJsonArray -}}
 {{- $name := include "diptych.poolName" (dict "root" $ "role" $role "pool" $pool) -}}
 {{- $patterns = append $patterns (include "diptych.podPattern" (dict "name" $name "component" $role)) -}}
 {{- end -}}

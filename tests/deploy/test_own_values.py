@@ -182,7 +182,8 @@ def test_a_gpu_may_be_claimed(made: Any) -> None:
 @pytest.mark.parametrize("transport", ["nixl", "ucxx", "staged"])
 def test_rdma_without_a_capability_that_a_cluster_refuses(made: Any, transport: str) -> None:
     """As Pod Security's restricted does; one pool says so, and the other has it."""
-    settings = {"transfer": {"transports": [transport, "inline"]}}
+    transfer = {"transports": [transport, "inline"], "ucx_net_devices": "mlx5_0:1"}
+    settings = {"transfer": transfer}
     near = {"settings": settings, "rdma": {"enabled": True}}
     without = {**near, "pools": {"main": {"rdma": {"ipcLock": False}}}}
     manifests = made(prefill=near, decode=without)

@@ -133,6 +133,22 @@ def test_null_takes_a_pool_away_whoever_named_it(made: Any) -> None:
     assert len(scaled["spec"]["triggers"]) == 4, "who computes prompts is this pool"
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"type": "Recreate"}, {"type": "Recreate"}),
+        (
+            {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        ),
+    ],
+)
+def test_routers_may_be_replaced_all_at_once(made: Any, own: Any, expected: Any) -> None:
+    """Kubernetes refuses a rollingUpdate beside Recreate."""
+    strategy = pod(made(router={"strategy": own}), "router").manifest["spec"]["strategy"]
+    assert strategy == expected
+
+
 def on_cards(number: int) -> dict[str, Any]:
     """Values of a pool whose workers have so many."""
     return {"resources": {"limits": {"nvidia.com/gpu": number}}}

@@ -133,6 +133,15 @@ def test_null_takes_a_pool_away_whoever_named_it(made: Any) -> None:
     assert len(scaled["spec"]["triggers"]) == 4, "who computes prompts is this pool"
 
 
+@pytest.mark.parametrize("name", ["Meta: Llama 3.1", "llama #1", "7'b \\ \"q\""])
+def test_a_model_is_called_what_the_values_call_it(made: Any, name: str) -> None:
+    """Whatever YAML would make of it."""
+    manifests = made(model={"servedName": name, "source": f"/model/{name}"})
+    assert f"--served-model-name={name}" in pod(manifests, "router").container["args"]
+    for command in ("router", "prefill", "decode"):
+        assert f"--model=/model/{name}" in pod(manifests, command).container["args"]
+
+
 @pytest.mark.parametrize(
     ("own", "expected"),
     [

@@ -35,14 +35,14 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /etc/hub-token, /
 {{- if .root.Values.metrics.enabled }}
 - --metrics-port=9100
 {{- end }}
-- --model={{ .root.Values.model.source }}
+- {{ printf "--model=%s" .root.Values.model.source | toJson }}
 - --cache-dir=/cache
 {{- if eq .role "router" }}
 - {{ .values.http.enabled | ternary "--http-port=8000" "--no-http" }}
 - --no-http-metrics
 {{- end }}
 {{- if and (eq .role "router") .root.Values.model.servedName }}
-- --served-model-name={{ .root.Values.model.servedName }}
+- {{ printf "--served-model-name=%s" .root.Values.model.servedName | toJson }}
 {{- end }}
 {{- with .root.Values.tracing.endpoint }}
 - --otlp-endpoint={{ . }}

@@ -133,7 +133,7 @@ def test_null_takes_a_pool_away_whoever_named_it(made: Any) -> None:
     assert len(scaled["spec"]["triggers"]) == 4, "who computes prompts is this pool"
 
 
-@pytest.mark.parametrize("name", ["Meta: Llama 3.1", "llama #1", "7'b \\ \"q\""])
+@pytest.mark.parametrize("name", ["Meta: Llama 3.1", "llama #1", '7\'b \\ "q"'])
 def test_a_model_is_called_what_the_values_call_it(made: Any, name: str) -> None:
     """Whatever YAML would make of it."""
     manifests = made(model={"servedName": name, "source": f"/model/{name}"})
@@ -170,6 +170,7 @@ def on_cards(number: int) -> dict[str, Any]:
         ({"settings": {"device": "cuda"}, **on_cards(1)}, "64Mi"),
         ({"settings": {"tensor_parallel": 2}}, "64Mi"),
         ({"settings": {"device": "cuda", "tensor_parallel": 2}, **on_cards(2)}, "1Gi"),
+        ({"settings": {"device": "auto", "tensor_parallel": 2}, **on_cards(2)}, "1Gi"),
         (
             {
                 "settings": {"device": "cuda", "tensor_parallel": 2},

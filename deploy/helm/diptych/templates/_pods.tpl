@@ -266,7 +266,8 @@ capabilities:
 {{- end }}
 {{- if ne .role "router" }}
 {{- $settings := default (dict) .values.settings }}
-{{- $isOnCards := and (eq (default "cpu" $settings.device) "cuda") (gt (int $settings.tensor_parallel) 1) }}
+{{- /* With auto they may be. */}}
+{{- $isOnCards := and (ne (default "cpu" $settings.device) "cpu") (gt (int $settings.tensor_parallel) 1) }}
 - name: shm
   emptyDir:
     medium: Memory

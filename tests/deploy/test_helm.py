@@ -110,6 +110,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             {"router": {"ingress": {"enabled": True, "hosts": ["a"]}, "http": {"enabled": False}}},
             "router.ingress.port: http is off",
         ),
+        (
+            {"router": {"discovery": "kubernetes", "settings": {"dns": {"interval_s": 2}}}},
+            "router.settings.dns: belongs to router.discovery dns, but that is kubernetes",
+        ),
         ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
         ({"router": {"grpcRoute": {"enabled": True}}}, "router.grpcRoute.parentRefs"),
         (

@@ -100,8 +100,12 @@ that it is another. What is not said, or auto, may fit.
 {{- $prefill := include "diptych.names" (dict "root" . "role" "prefill") | fromJsonArray -}}
 {{- $decode := include "diptych.names" (dict "root" . "role" "decode") | fromJsonArray -}}
 {{- $source := .Values.router.discovery -}}
+{{- $settings := default (dict) .Values.router.settings -}}
+{{- if and (ne $source "dns") $settings.dns -}}
+{{- fail (printf "router.settings.dns: belongs to router.discovery dns, but that is %s" $source) -}}
+{{- end -}}
 {{- $own := dict "discovery" $source $source (dict "prefill" $prefill "decode" $decode) -}}
-{{- mergeOverwrite (deepCopy (default (dict) .Values.router.settings)) $own | toPrettyJson -}}
+{{- mergeOverwrite (deepCopy $settings) $own | toPrettyJson -}}
 {{- end -}}
 
 {{/*

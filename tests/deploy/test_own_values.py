@@ -230,6 +230,22 @@ def test_the_tests_pod_goes_where_the_values_say(made: Any) -> None:
     assert not where.keys() & pod(made(), "generate").spec.keys()
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_looked_for"),
+    [
+        ({"trace_sample_ratio": 0.01}, True),
+        ({"trace_caller_per_s": 0}, True),
+        ({"trace_caller_per_s": 0, "trace_sample_ratio": 0.01}, False),
+    ],
+)
+def test_no_trace_is_looked_for_that_only_chance_would_send(
+    made: Any, settings: Any, is_looked_for: bool
+) -> None:
+    """A client asks in vain there, as the test of the release does."""
+    args = pod(made(router={"settings": settings}), "generate").container["args"]
+    assert any(str(arg).startswith("--expect-trace=") for arg in args) is is_looked_for
+
+
 def test_an_amount_may_be_a_number(made: Any) -> None:
     """Half a core, as people write it."""
     amounts = {"requests": {"cpu": 0.5}, "limits": {"cpu": 2}}

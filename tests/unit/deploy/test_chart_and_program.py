@@ -251,7 +251,7 @@ def test_what_kubernetes_says_of_services_changes_nothing(
 
 
 def test_the_template_has_the_programs_defaults() -> None:
-    """Where values say nothing, the grace period and KEDA's threshold are reckoned with its own."""
+    """Where values say nothing: for the grace period, KEDA's threshold and the test's flags."""
     text = (CHART / "templates" / "_pods.tpl").read_text()
     for name in ("drain_s", "lame_duck_s", "leave_s"):
         (default,) = re.findall(rf"ternary \$timers\.{name} ([\d.]+) ", text)
@@ -259,6 +259,10 @@ def test_the_template_has_the_programs_defaults() -> None:
     text = (CHART / "templates" / "_scaling.tpl").read_text()
     (places,) = re.findall(r"ternary \$settings\.max_num_seqs ([\d.]+) ", text)
     assert float(places) == PrefillWorkerConfig.model_fields["max_num_seqs"].default
+    text = (CHART / "templates" / "_pools.tpl").read_text()
+    for name in ("trace_caller_per_s", "trace_sample_ratio"):
+        (default,) = re.findall(rf"ternary \$settings\.{name} ([\d.]+) ", text)
+        assert float(default) == RouterConfig.model_fields[name].default
 
 
 def test_the_alert_of_a_stale_source_waits_for_twice_its_period(tmp_path: Path) -> None:

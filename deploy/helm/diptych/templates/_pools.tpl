@@ -36,6 +36,14 @@
 {{- join ":9100," $names }}:9100
 {{- end -}}
 
+{{/* "true" if the test's request is traced wherever anything is: the router grants what it asks for, or traces all. */}}
+{{- define "diptych.looksForTrace" -}}
+{{- $settings := default (dict) .Values.router.settings -}}
+{{- $asked := hasKey $settings "trace_caller_per_s" | ternary $settings.trace_caller_per_s 10.0 -}}
+{{- $share := hasKey $settings "trace_sample_ratio" | ternary $settings.trace_sample_ratio 1.0 -}}
+{{- if and .Values.metrics.enabled (or (gt (float64 $asked) 0.0) (ge (float64 $share) 1.0)) -}}true{{- end -}}
+{{- end -}}
+
 {{/* "true" if there is any worker of a role. */}}
 {{- define "diptych.hasWorkers" -}}
 {{- range $pool := include "diptych.pools" . | fromJsonArray -}}

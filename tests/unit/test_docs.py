@@ -113,6 +113,45 @@ def test_settings_that_are_named_exist(page: str) -> None:
     assert named <= known
 
 
+def defaults_of(config: type[BaseModel], prefix: str = "") -> dict[str, object]:
+    """Of its flags, nested ones with dots."""
+    found: dict[str, object] = {}
+    for name, field in config.model_fields.items():
+        flag = prefix + name.replace("_", "-")
+        found[flag] = field.default
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= defaults_of(field.annotation, f"{flag}.")
+    return found
+
+
+def in_words(default: object) -> str:
+    """A default as the README's table has it."""
+    if default in (None, []):
+        return "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, (tuple, list)):
+        return ", ".join(default)
+    if isinstance(default, int) and default % 2**20 == 0:
+        return f"{default // 2**20} MiB"
+    return f"{default:g}" if isinstance(default, (int, float)) else str(default)
+
+
+def test_defaults_in_the_readme_are_the_programs() -> None:
+    """Of the router, but those that stand there in words of their own."""
+    defaults = defaults_of(RouterConfig)
+    own_words = {"api-keys": "anybody", "http-metrics": "on; off in the chart"}
+    table = (ROOT / "README.md").read_text().partition("## Tune")[2]
+    num_compared = 0
+    for names, cell in re.findall(r"^\| router \| (.*?) \| (.*?) \|", table, re.MULTILINE):
+        flags = re.findall(r"`--([a-z.-]+)`", names)
+        told = cell.split(", ") if ", " in cell else [cell] * len(flags)
+        for flag, default in zip(flags, told, strict=len(flags) == names.count("`") // 2):
+            assert own_words.get(flag, in_words(defaults[flag])) == default, flag
+            num_compared += 1
+    assert num_compared > 25
+
+
 def test_models_that_bodies_in_the_docs_name_are_what_the_demo_is_called() -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert set(re.findall(r'"model": "([^"]+)", "messages"', text)) == {DEMO_NAME}

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -21,11 +21,13 @@ from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError
 from diptych.formats import DeviceName, Quantization
+from diptych.telemetry.log_writer import RawStandardError
 from diptych.v1 import inference_pb2
 
 EXIT_CHILD_FAILED = 1
 _NAME = "diptych"
 _CARD_SHARE = 0.9  # of a GPU's memory, which all workers have together
+_STANDARD_ERROR = RawStandardError()  # what is lost is not tried again as the process ends
 
 
 class UpConfig(BaseModel):
@@ -266,9 +268,14 @@ def _curl(address: str, model: inference_pb2.Model) -> str:
 
 
 def say(name: str, line: str) -> None:
-    """Print one line of a process, prefixed by its name."""
-    for part in line.splitlines() or [""]:
-        print(f"{name:<10}| {part}", file=sys.stderr, flush=True)  # noqa: T201
+    """Print one line of a process, prefixed by its name.
+
+    What cannot be written is lost, as where its terminal was closed: the cluster goes on, and ends
+    as it should.
+    """
+    with suppress(OSError):
+        for part in line.splitlines() or [""]:
+            _STANDARD_ERROR.write(f"{name:<10}| {part}\n")
 
 
 def cancel_on_signals() -> asyncio.Event:

@@ -282,7 +282,8 @@ def cancel_on_signals() -> asyncio.Event:
     """Cancel the calling task at SIGINT, SIGTERM or SIGHUP; the event says that it happened.
 
     A second signal ends this process at once; the children see their standard
-    input end and follow.
+    input end and follow. Whoever started it may have told it to ignore a SIGHUP, as ``nohup``
+    does: so it stays.
     """
     task, happened = asyncio.current_task(), asyncio.Event()
     assert task is not None
@@ -294,6 +295,9 @@ def cancel_on_signals() -> asyncio.Event:
         happened.set()
         task.cancel()
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    for signum in ends:
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     return happened

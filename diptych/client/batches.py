@@ -127,14 +127,17 @@ class BatchClient:
     async def upload(self, path: Path) -> str:
         """The id of a file, JSON Lines, that is stored now. Raises OSError, DiptychError."""
         with path.open("rb") as file:
-            num_bytes = os.fstat(file.fileno()).st_size
-            parts = _parts(path.name, num_bytes, file)
-            call = self._server.UploadFile(parts, metadata=self._metadata)
+            parts = _Parts(path.name, file)
+            call = self._server.UploadFile(parts.sent(), metadata=self._metadata)
             end = CallEnd(call)
             try:
                 stored = await call
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(await end.error(error) or error) from None
+            except asyncio.CancelledError:
+                if parts.failure is None or _is_cancelled():
+                    raise
+                raise parts.failure from None
         return stored.file.id
 
     async def create(
@@ -258,13 +261,30 @@ def _told() -> Iterator[None]:
         raise from_rpc_error(error) from None
 
 
-async def _parts(
-    name: str, num_bytes: int, file: BinaryIO
-) -> AsyncIterator[batches_pb2.UploadFileRequest]:
-    head = batches_pb2.NewFile(filename=name, num_bytes=num_bytes)
-    yield batches_pb2.UploadFileRequest(file=head)
-    while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
-        yield batches_pb2.UploadFileRequest(data=data)
+class _Parts:
+    """The messages of one upload. gRPC cancels the call where reading fails, and keeps why."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self.failure: OSError | None = None
+        self._name, self._file = name, file
+
+    async def sent(self) -> AsyncIterator[batches_pb2.UploadFileRequest]:
+        """Raises OSError, which is ``failure`` then."""
+        num_bytes = os.fstat(self._file.fileno()).st_size
+        head = batches_pb2.NewFile(filename=self._name, num_bytes=num_bytes)
+        yield batches_pb2.UploadFileRequest(file=head)
+        try:
+            while data := await asyncio.to_thread(self._file.read, _PIECE_BYTES):
+                yield batches_pb2.UploadFileRequest(data=data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _is_cancelled() -> bool:
+    """Whether the calling task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _state_of(batch: batches_pb2.Batch) -> BatchState:

@@ -99,6 +99,15 @@ async def too_large(client: BatchClient, path: Path) -> None:
             await client.upload(path)
 
 
+async def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    """As on a disk that is broken; nobody has cancelled anything."""
+    async with served(tmp_path) as at, at.client() as client:
+        with pytest.raises(OSError, match="Input/output error"):
+            await client.upload(Path("/proc/self/mem"))
+        await until(lambda: at.files._uploading._taken.total() == 0, 10, "the upload ends")
+        assert await at.num_kept() == 0
+
+
 async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(tmp_path: Path) -> None:
     """However it leaves; and all its places and its room are there again."""
     async with served(tmp_path) as at:

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http.client import HTTPException
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -186,7 +187,7 @@ def _places(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # of a name that none can be
         return []
     hosts = {str(place[0]) for *_, place in found}
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics" for host in hosts]
@@ -197,5 +198,5 @@ def _text(url: str) -> str | None:
     try:
         with opener.open(url, timeout=_READ_S) as answer:
             return str(answer.read().decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):  # what answers may be another port, as of gRPC
         return None

@@ -1,6 +1,9 @@
 """``diptych generate --expect-trace``: what its verdict is made of."""
 
 from collections.abc import Sequence
+from http.client import BadStatusLine, HTTPException, IncompleteRead
+from typing import NoReturn
+from urllib.request import OpenerDirector
 
 import pytest
 from prometheus_client import generate_latest
@@ -187,3 +190,20 @@ async def test_the_request_asks_for_its_trace() -> None:
 def test_an_address_that_is_none_is_refused(addresses: str) -> None:
     with pytest.raises(ConfigurationError, match="--expect-trace: expected host:port"):
         ExpectedTrace(addresses)
+
+
+@pytest.mark.parametrize("what", [BadStatusLine("\0\0\x18\4"), IncompleteRead(b"# HELP")])
+async def test_who_does_not_speak_http_tells_no_metrics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: HTTPException
+) -> None:
+    """As the port of gRPC, which is the router's other one."""
+
+    def answer(*_: object, **__: object) -> NoReturn:
+        raise what
+
+    monkeypatch.setattr(OpenerDirector, "open", answer)
+    trace = ExpectedTrace("127.0.0.1:50051,a..b:9100")
+    await trace.begin()
+    assert not await trace.was_sent(HANDED_OFF)
+    told = "diptych generate: no metrics of router, prefill, decode could be read\n"
+    assert capsys.readouterr().err == told

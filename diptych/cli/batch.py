@@ -147,10 +147,10 @@ def _load(config: type[C], name: str, args: list[str]) -> C:
 
 
 def _submit(config: SubmitConfig) -> int:
-    if config.file.exists() and not config.file.is_file():  # its size is told before it is sent
-        raise ConfigurationError(f"--file: {config.file}: expected a regular file, no pipe")
     with config.client() as client:
         try:
+            if config.file.exists() and not config.file.is_file():  # its size is told first
+                raise ConfigurationError(f"--file: {config.file}: expected a regular file, no pipe")
             state = client.submit(config.file, config.endpoint, config.completion_window)
         except OSError as error:
             raise ConfigurationError(f"--file: {config.file}: {error.strerror}") from None

@@ -74,6 +74,13 @@ def test_what_is_no_regular_file_is_one_line(tmp_path: Path, scheme: str) -> Non
         os.close(writer)
 
 
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_file_that_cannot_be_looked_for_is_one_line(scheme: str) -> None:
+    """As in a folder that is not to be looked into."""
+    with pytest.raises(ConfigurationError, match=r"^--file: x+: File name too long$"):
+        batch.run(["submit", "x" * 300, "--url", f"{scheme}://127.0.0.1:1"])
+
+
 def test_it_waits_until_the_batch_has_ended() -> None:
     states = iter([told("in_progress", 1), told("in_progress", 2), told("completed", 3, 1)])
     pauses: list[float] = []

@@ -4,13 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import grpc
 
 from diptych.cli.batch_client import AwayError, BatchError, nobody_at
 from diptych.client import BatchState, BlockingBatchClient
 from diptych.errors import DiptychError
+
+# Of a server that fails or is at its end, which may be well soon: what is 500 and more over HTTP.
+_AWAY: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
 
 
 class GrpcBatchClient:
@@ -68,8 +77,8 @@ class GrpcBatchClient:
         try:
             yield
         except DiptychError as error:
-            if error.code is not grpc.StatusCode.UNAVAILABLE:
+            if error.code not in _AWAY:
                 raise BatchError(error.message) from None
-            if error.reason != error.code.name:  # it said so itself
-                raise AwayError(error.message) from None
-            raise nobody_at(self._url, error.message) from None
+            if error.code is grpc.StatusCode.UNAVAILABLE and error.reason == error.code.name:
+                raise nobody_at(self._url, error.message) from None
+            raise AwayError(error.message) from None  # it said so itself, or is there

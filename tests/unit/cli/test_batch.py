@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from diptych.cli import batch
 from diptych.cli.batch_client import BatchError
+from diptych.cli.batch_over_grpc import GrpcBatchClient
 from diptych.cli.batch_over_http import HttpBatchClient
+from diptych.client import BatchState
 from diptych.errors import ConfigurationError
+from diptych.rpc.status import remote_error
 
 Server = Callable[[httpx.Request], httpx.Response]
 
@@ -206,6 +210,23 @@ def test_waiting_passes_over_a_server_that_is_started_again() -> None:
     with client_of(server) as client:
         ended = batch.wait_for(client, client.state("b"), lambda pause_s: None)
     assert ended.status == "completed"
+
+
+def test_waiting_passes_over_the_same_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CANCELLED is what a call ends with that met the end of its server."""
+    code = grpc.StatusCode
+    codes = [code.UNAVAILABLE, code.CANCELLED, code.DEADLINE_EXCEEDED, code.INTERNAL, code.UNKNOWN]
+    failures = iter([*codes, code.NOT_FOUND])
+
+    def state(batch_id: str) -> BatchState:
+        raise remote_error(next(failures), "", "it failed")
+
+    client = GrpcBatchClient("grpc://there:1", "there:1")
+    monkeypatch.setattr(client._client, "state", state)
+    running = BatchState("b", "in_progress", 4, 0, 0, None, None, ())
+    with pytest.raises(BatchError, match="it failed"):
+        batch.wait_for(client, running, lambda pause_s: None)
+    assert next(failures, None) is None, "all were passed over but the last, which is for good"
 
 
 def test_a_server_that_was_away_and_came_back_may_be_away_again() -> None:

@@ -51,9 +51,12 @@ def _rows(spans: Sequence[RecordedSpan]) -> Iterator[Row]:
     for span in spans:
         above = span.parent_id if span.parent_id in known else ""
         children.setdefault(above, []).append(span)
-    left = [Row(span, 0) for span in reversed(children.get("", []))]
-    while left:
-        row = left.pop()
-        yield row
-        below = children.pop(row.span.span_id, [])
-        left += [Row(span, row.depth + 1) for span in reversed(below)]
+    tops = children.pop("", [])
+    while tops or children:  # the roots, then spans that are above themselves
+        left = [Row(span, 0) for span in reversed(tops or children.popitem()[1])]
+        tops = []
+        while left:
+            row = left.pop()
+            yield row
+            below = children.pop(row.span.span_id, [])
+            left += [Row(span, row.depth + 1) for span in reversed(below)]

@@ -75,6 +75,16 @@ def test_spans_lie_under_their_parents_in_the_order_in_which_they_began(recorded
     ]
 
 
+@pytest.mark.parametrize("parents", [[1], [2, 1], [None, 3, 4, 2, 4]])
+def test_spans_that_are_above_themselves_are_shown_once_all_the_same(
+    parents: list[int | None],
+) -> None:
+    spans = [span(number, parent, number, 9) for number, parent in enumerate(parents, start=1)]
+    (trace,) = traces_of(read_spans([export("router", *spans)]))
+    names = [row.span.name for row in trace.rows]
+    assert sorted(names) == [f"span {number}" for number in range(1, len(parents) + 1)]
+
+
 def test_jaeger_gets_every_span_with_its_process_parent_and_link(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,11 +57,18 @@ def read_standard(asked: Mapping[str, str], endpoint: str | None) -> StandardTra
         is_disabled=asked.get("OTEL_SDK_DISABLED", "").strip().lower() == "true",
         has_endpoint=has_endpoint,
         is_http=has_endpoint and protocol is not None and asked[protocol] == _HTTP,
-        has_service_name="OTEL_SERVICE_NAME" in asked,
+        has_service_name=_names_service(asked),
         has_sampler="OTEL_TRACES_SAMPLER" in asked,
         has_batching=any(name.startswith("OTEL_BSP_") for name in asked),
         max_queued=_max_queued(asked),
     )
+
+
+def _names_service(asked: Mapping[str, str]) -> bool:
+    """By the variable for that, or among what is said of the process."""
+    parts = [each.partition("=") for each in asked.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")]
+    named = [value for name, _, value in parts if name.strip() == "service.name"]
+    return "OTEL_SERVICE_NAME" in asked or bool(named and named[-1].strip())
 
 
 def _check_endpoints(asked: Mapping[str, str]) -> None:

@@ -163,6 +163,24 @@ class TestTracing:
         told = span.resource.attributes
         assert (told["service.name"], told["k8s.pod.name"]) == ("mine", "p-0")
 
+    @pytest.mark.parametrize(
+        ("said", "name"),
+        [
+            ("k8s.pod.name=p-0, service.name = our%20llm", "our llm"),
+            ("service.name=", "test"),
+            ("service.names=x,service.name", "test"),
+        ],
+    )
+    def test_a_service_is_named_among_what_is_said_of_the_process(
+        self, monkeypatch: pytest.MonkeyPatch, said: str, name: str
+    ) -> None:
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", said)
+        tracing = Tracing("test", standard=standard_tracing(), exporter=self.exporter)
+        tracing.end(tracing.start("x"))
+        tracing.shutdown()
+        (span,) = self.exporter.get_finished_spans()
+        assert span.resource.attributes["service.name"] == name
+
     @pytest.mark.parametrize("name", ["OTLP_PROTOCOL", "OTLP_TRACES_PROTOCOL"])
     @pytest.mark.parametrize("endpoint", ["OTLP_ENDPOINT", "OTLP_TRACES_ENDPOINT"])
     def test_another_protocol_is_refused_by_name(

@@ -64,7 +64,7 @@ class Retries:
         if self._num_failed >= self._max_retries or not may_heal(error):
             return None
         hint_s = error.retry_after_s or 0.0
-        longest_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _MAX_PAUSE_S)
+        longest_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failed, 30), _MAX_PAUSE_S)
         pause_s = hint_s + longest_s * (1 + self._draw()) / 2
         left_s = self.left_s
         if hint_s > _MAX_HINT_S or (left_s is not None and pause_s >= left_s):

@@ -34,6 +34,11 @@ def test_pauses_grow_to_a_bound_and_end() -> None:
     assert pauses(LOST, 0.0) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, None]
 
 
+def test_who_wants_to_wait_for_ever_does() -> None:
+    """Half an hour of failures are more than a float has powers of two for."""
+    assert pauses(LOST, 1.0, num=1100)[-2:] == [2.0, None]
+
+
 def test_they_come_on_top_of_what_the_router_asks_for() -> None:
     assert pauses(QueueFullError("full", retry_after_s=3.0), 1.0, num=1) == [3.1, None]
 

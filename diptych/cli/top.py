@@ -34,8 +34,9 @@ class TopConfig(RouterConnection):
 def run(args: list[str]) -> int:
     """Watch until Ctrl-C; 0, or 1 if the router does not tell, or cannot be reached at first."""
     config = settings.load(TopConfig, args, prog="diptych top", env_prefix="DIPTYCH_TOP_")
+    is_once = config.once or not sys.stdout.isatty() or _terminal().is_dumb_terminal
     try:
-        if config.once or not sys.stdout.isatty() or _terminal().is_dumb_terminal:
+        if is_once:
             asyncio.run(_show_once(config))
         else:
             asyncio.run(_watch(config))
@@ -45,7 +46,8 @@ def run(args: list[str]) -> int:
         print(f"diptych top: {_line(config, error)}", file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
     except (KeyboardInterrupt, asyncio.CancelledError):
-        return 0
+        if is_once:  # what was asked for has not been shown
+            raise
     return 0
 
 

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from diptych.cli import top
+from diptych.cli.main import main
 from diptych.cli.top_screen import OWNERS, Sample, block_bar, screen
 from diptych.client import DiptychClient
 from diptych.errors import DiptychError, NotServedError
@@ -185,9 +186,17 @@ def test_ctrl_c_ends_it_cleanly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     answers([KeyboardInterrupt()])
     assert top.run([]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_before_it_was_shown_once_is_no_success(
+    answers: Callable[[list[object]], None],
+) -> None:
+    answers([KeyboardInterrupt()])
+    assert main(["top", "--once"]) == 130
 
 
 def test_a_router_that_is_lost_meanwhile_is_told_and_looked_for_again(

@@ -15,6 +15,7 @@ from diptych.client.batches import BatchState
 from diptych.errors import ConfigurationError
 
 _TIMEOUT_S: Final = 60.0
+_DISK_FULL: Final = 507
 
 T = TypeVar("T")
 Told: TypeAlias = Mapping[str, object]
@@ -138,8 +139,11 @@ class HttpBatchClient:
 
 
 def _error_of(status: int) -> type[BatchError]:
-    """What an answer with that status is; a server or a proxy that fails may be well soon."""
-    if status >= 500:
+    """What an answer with that status is; a server or a proxy that fails may be well soon.
+
+    One whose disk is full is as well as before, and has made nothing.
+    """
+    if status >= 500 and status != _DISK_FULL:
         return AwayError
     return _RefusedError if status >= 400 else BatchError
 

@@ -348,8 +348,12 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "diptych batch submit FILE" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("status", [429, 507])
 def test_the_upload_of_a_batch_that_is_refused_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
 ) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -357,7 +361,7 @@ def test_the_upload_of_a_batch_that_is_refused_is_deleted(
         request.read()
         asked.append((request.method, request.url.path))
         if request.url.path == "/v1/batches":
-            return httpx.Response(429, json={"error": {"message": "32 have not ended yet"}})
+            return httpx.Response(status, json={"error": {"message": "32 have not ended yet"}})
         return httpx.Response(200, json={"id": "file-x"})
 
     path = tmp_path / "in.jsonl"

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from diptych.client.chunk import Chunk
-from diptych.client.client import DEFAULT_RETRIES, DiptychClient
+from diptych.client.client import DEFAULT_RETRIES, SHORT_TIMEOUT_S, DiptychClient, OnRetry
 from diptych.client.own_loop import OwnLoop
 from diptych.client.prompts import ContinuationScore
 from diptych.client.request import ChatMessage, build_request
@@ -25,6 +25,7 @@ class BlockingClient(OwnLoop[DiptychClient]):
         tls: bool | Path = False,
         server_name: str = "",
         retries: int = DEFAULT_RETRIES,
+        on_retry: OnRetry | None = None,
     ) -> None:
         """As DiptychClient."""
         super().__init__(
@@ -35,8 +36,14 @@ class BlockingClient(OwnLoop[DiptychClient]):
                 tls=tls,
                 server_name=server_name,
                 retries=retries,
+                on_retry=on_retry,
             )
         )
+
+    @property
+    def router(self) -> str:
+        """The address that calls go to now, see :attr:`DiptychClient.router`."""
+        return self._client.router
 
     def generate(
         self,
@@ -66,32 +73,44 @@ class BlockingClient(OwnLoop[DiptychClient]):
         """
         return self._each(self._client.stream(request, timeout_s, metadata))
 
-    def models(self) -> list[inference_pb2.Model]:
+    def models(self, timeout_s: float = SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
-        return self._ask(self._client.models())
+        return self._ask(self._client.models(timeout_s))
 
-    def cluster(self) -> inference_pb2.DescribeClusterResponse:
+    def cluster(self, timeout_s: float = SHORT_TIMEOUT_S) -> inference_pb2.DescribeClusterResponse:
         """How the pools are now, see :meth:`DiptychClient.cluster`."""
-        return self._ask(self._client.cluster())
+        return self._ask(self._client.cluster(timeout_s))
 
     def tokenize(
         self,
         text: str | None = None,
         *,
         messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
+        timeout_s: float = SHORT_TIMEOUT_S,
     ) -> list[int]:
         """Token ids of a text or a chat, see :meth:`DiptychClient.tokenize`."""
-        return self._ask(self._client.tokenize(text, messages=messages))
+        return self._ask(self._client.tokenize(text, messages=messages, timeout_s=timeout_s))
 
-    def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        timeout_s: float = SHORT_TIMEOUT_S,
+        *,
+        keep_special_tokens: bool = False,
+    ) -> str:
         """What token ids say, see :meth:`DiptychClient.detokenize`."""
-        asked = self._client.detokenize(token_ids, keep_special_tokens=keep_special_tokens)
-        return self._ask(asked)
+        return self._ask(
+            self._client.detokenize(token_ids, timeout_s, keep_special_tokens=keep_special_tokens)
+        )
 
-    def score(self, request: inference_pb2.ScoreRequest) -> list[ContinuationScore]:
+    def score(
+        self, request: inference_pb2.ScoreRequest, timeout_s: float | None = None
+    ) -> list[ContinuationScore]:
         """How likely continuations are, see :meth:`DiptychClient.score`."""
-        return self._ask(self._client.score(request))
+        return self._ask(self._client.score(request, timeout_s))
 
-    def embed(self, request: inference_pb2.EmbedRequest) -> list[tuple[float, ...]]:
+    def embed(
+        self, request: inference_pb2.EmbedRequest, timeout_s: float | None = None
+    ) -> list[tuple[float, ...]]:
         """Vectors of texts, see :meth:`DiptychClient.embed`."""
-        return self._ask(self._client.embed(request))
+        return self._ask(self._client.embed(request, timeout_s))

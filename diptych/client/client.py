@@ -23,7 +23,7 @@ from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
 DEFAULT_RETRIES = 5
-_SHORT_TIMEOUT_S = 10.0
+SHORT_TIMEOUT_S = 10.0
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
@@ -141,14 +141,14 @@ class DiptychClient:
                 retries.renew()
             await self._recover(router, failure, retries, is_quiet=goes_on)
 
-    async def models(self, timeout_s: float = _SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
+    async def models(self, timeout_s: float = SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
         request = inference_pb2.ListModelsRequest()
         response = await self._ask(lambda router: router.ListModels, request, timeout_s)
         return list(response.models)
 
     async def cluster(
-        self, timeout_s: float = _SHORT_TIMEOUT_S
+        self, timeout_s: float = SHORT_TIMEOUT_S
     ) -> inference_pb2.DescribeClusterResponse:
         """How the pools are now. Raises DiptychError: NotServedError where it is not told."""
         request = inference_pb2.DescribeClusterRequest()
@@ -159,7 +159,7 @@ class DiptychClient:
         text: str | None = None,
         *,
         messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
-        timeout_s: float = _SHORT_TIMEOUT_S,
+        timeout_s: float = SHORT_TIMEOUT_S,
     ) -> list[int]:
         """The token ids that ``generate`` would make of a text or a chat. Raises DiptychError."""
         request = build_tokenize_request(text, messages=messages)
@@ -169,7 +169,7 @@ class DiptychClient:
     async def detokenize(
         self,
         token_ids: Sequence[int],
-        timeout_s: float = _SHORT_TIMEOUT_S,
+        timeout_s: float = SHORT_TIMEOUT_S,
         *,
         keep_special_tokens: bool = False,
     ) -> str:

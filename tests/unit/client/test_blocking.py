@@ -2,12 +2,20 @@
 
 import asyncio
 import gc
+import inspect
 import warnings
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from diptych.client import BlockingClient, Chunk, DiptychClient, build_request
+from diptych.client import (
+    BatchClient,
+    BlockingBatchClient,
+    BlockingClient,
+    Chunk,
+    DiptychClient,
+    build_request,
+)
 from diptych.errors import InvalidRequestError
 from diptych.v1 import inference_pb2
 
@@ -32,6 +40,44 @@ def test_a_built_request_is_streamed_with_all_that_goes_along() -> None:
         chunks = list(client.stream(build_request("a"), 2.0, [("k", "v")]))
         assert [each.text for each in chunks] == ["a", "2.0 [('k', 'v')]"]
         assert next(client.generate("b")).text == "b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocking"), [(DiptychClient, BlockingClient), (BatchClient, BlockingBatchClient)]
+)
+def test_all_that_a_client_takes_the_blocking_one_takes(kind: type, blocking: type) -> None:
+    """But for ``close``, which is the end of the block."""
+    names = {name for name in vars(kind) if not name.startswith("_")} - {"close"}
+    for name in names | {"__init__"}:
+        assert taken(kind, name) == taken(blocking, name), name
+
+
+def taken(kind: type, name: str) -> dict[str, object]:
+    """The defaults of what a method takes, by name."""
+    member = getattr(kind, name)
+    if isinstance(member, property):
+        return {}
+    return {each.name: each.default for each in inspect.signature(member).parameters.values()}
+
+
+def test_what_a_blocking_call_is_told_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    async def score(self: DiptychClient, *given: object) -> None:
+        told.append(given)
+
+    async def detokenize(self: DiptychClient, *given: object, **more: object) -> None:
+        told.append((*given, more))
+
+    monkeypatch.setattr(DiptychClient, "score", score)
+    monkeypatch.setattr(DiptychClient, "detokenize", detokenize)
+    request = inference_pb2.ScoreRequest()
+    with BlockingClient("router:1", on_retry=print) as client:
+        assert client.router == "router:1"
+        assert client._client._on_retry is print
+        client.score(request, 2.0)
+        client.detokenize([1], 3.0, keep_special_tokens=True)
+    assert told == [(request, 2.0), ([1], 3.0, {"keep_special_tokens": True})]
 
 
 def test_it_may_be_entered_again() -> None:

@@ -135,13 +135,26 @@ class _ByteLevelAssembler:
             whole = self._pieces.whole(token_id)
             if whole is not None:
                 return whole
-        piece = self._pieces.spelling(token_id) if is_shown else self._pieces.piece(token_id)
+        piece = self._piece(token_id)
         text = self._decoder.decode(piece) if isinstance(piece, bytes) else ""
         self._is_within = bool(self._decoder.getstate()[0])
         return text
 
     def end_before(self, token_id: int) -> str:
+        piece = self._piece(token_id)
+        if not self._is_within or not isinstance(piece, bytes):
+            return ""
+        try:
+            codecs.utf_8_decode(self._decoder.getstate()[0] + piece[:1])
+        except UnicodeDecodeError:  # it begins anew, and the character stays broken
+            self._is_within = False
+            return self.flush()
         return ""
+
+    def _piece(self, token_id: int) -> str | bytes:
+        if token_id in self._shown_ids:
+            return self._pieces.spelling(token_id)
+        return self._pieces.piece(token_id)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

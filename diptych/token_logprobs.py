@@ -27,6 +27,14 @@ class TokenLogprobs(NamedTuple):
             top_logprobs=self.top_logprobs,
         )
 
+    def with_likeliest(self, most: int) -> "TokenLogprobs":
+        """The same with at most so many of the likeliest."""
+        if len(self.top_token_ids) <= most:
+            return self
+        return self._replace(
+            top_token_ids=self.top_token_ids[:most], top_logprobs=self.top_logprobs[:most]
+        )
+
 
 def is_whole(messages: Iterable[common_pb2.TokenLogprobs]) -> bool:
     """Whether each can be told: all of it is numbers, of which each likely token has one."""

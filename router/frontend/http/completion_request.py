@@ -109,16 +109,17 @@ def _text_of(prompt: TextPrompt | TokenPrompt) -> str | None:
 
 def _with_echoed_logprobs(asked: Asked) -> Asked:
     """Who wants those of an echoed answer wants those of the prompt."""
-    sampling = asked.request.sampling
-    if sampling.logprobs is None:
+    sampling, wish = asked.request.sampling, asked.prompt
+    if sampling.logprobs is None or wish is None:
         return asked
     num_top, names = sampling.logprobs, asked.names
+    wish = replace(wish, num_echoed=num_top)
     if sampling.prompt_logprobs is None:  # nobody said that
         names = {"sampling.prompt_logprobs": "logprobs", **names}
     else:
         num_top = max(num_top, sampling.prompt_logprobs)
-    sampling = replace(sampling, prompt_logprobs=num_top)
-    return replace(asked, request=replace(asked.request, sampling=sampling), names=names)
+    request = replace(asked.request, sampling=replace(sampling, prompt_logprobs=num_top))
+    return replace(asked, request=request, prompt=wish, names=names)
 
 
 def read_prompts(value: object, max_model_len: int) -> Sequence[TextPrompt | TokenPrompt]:

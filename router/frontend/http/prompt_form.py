@@ -17,6 +17,8 @@ class PromptWish:
     """The answer's text begins with the prompt, its log probabilities with the prompt's."""
     num_top: int | None = None
     """What ``prompt_logprobs`` asks for; None: that member is not wanted."""
+    num_echoed: int = 0
+    """Of the likeliest tokens in each place, what ``logprobs`` tells where the prompt is echoed."""
     is_all: bool = False
     """Nothing is to follow the prompt: what the model goes on with is left out."""
     text: str | None = None
@@ -52,7 +54,8 @@ class PromptForm:
         """What is told of the next of its tokens."""
         token_ids = self._token_ids[part.position : part.position + len(part.logprobs)]
         if self.wish.echoes and self.logprobs is not None:
-            self.logprobs.add(token_ids, part.logprobs)
+            most = self.wish.num_echoed
+            self.logprobs.add(token_ids, [found.with_likeliest(most) for found in part.logprobs])
         num_top = self.wish.num_top
         if num_top is not None:
             self._told += [

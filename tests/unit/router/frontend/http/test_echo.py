@@ -8,9 +8,11 @@ import pytest
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.tokenizer import Tokenizer
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend.http.answer_form import COMPLETION, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.completion_request import read_completion
+from router.frontend.http.logprob_form import CompletionLogprobs
 from router.frontend.http.prompt_form import PromptForm, PromptWish
 from router.generation.answer import (
     ChoiceFinished,
@@ -31,7 +33,7 @@ def completion(**members: Any) -> Asked:
 
 def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
     asked = completion(echo=True, logprobs=3, prompt_logprobs=1)
-    assert asked.prompt == PromptWish(echoes=True, num_top=1, text="p")
+    assert asked.prompt == PromptWish(echoes=True, num_top=1, num_echoed=3, text="p")
     assert asked.request.sampling.prompt_logprobs == 3
     assert asked.request.return_prompt_token_ids
     assert completion(echo=True).request.sampling.prompt_logprobs is None
@@ -43,6 +45,25 @@ def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
     assert completion(max_tokens=0).request.sampling.max_tokens == 0, "to be refused"
     further = completion(echo=True, logprobs=1, prompt_logprobs=3)
     assert further.request.sampling.prompt_logprobs == 3
+
+
+@pytest.mark.parametrize(("num_top", "num_of_prompt"), [(0, 2), (1, 3), (3, 1), (2, 2)])
+def test_each_member_tells_as_many_of_the_likeliest_as_it_asks_for(
+    tokenizer: Tokenizer, num_top: int, num_of_prompt: int
+) -> None:
+    """Workers tell the more of both."""
+    asked = completion(prompt=[5, 6], echo=True, logprobs=num_top, prompt_logprobs=num_of_prompt)
+    likeliest = tuple(range(10, 10 + max(num_top, num_of_prompt)))
+    found = TokenLogprobs(-5.0, likeliest, tuple(map(float, range(-1, -1 - len(likeliest), -1))))
+    assert asked.prompt is not None
+    form = PromptForm(asked.prompt, tokenizer.text, CompletionLogprobs(tokenizer.text))
+    form.begin((5, 6))
+    form.add(PromptLogprobs(1, (found,)))
+    assert form.logprobs is not None
+    echoed: Any = form.logprobs.take()
+    assert len(echoed["top_logprobs"][1]) == 1 + num_top, "the prompt's own is among them"
+    told: Any = form.members()["prompt_logprobs"]
+    assert len(told[1]) == 1 + num_of_prompt
 
 
 def test_a_prompts_log_probabilities_are_for_answers_in_one_piece() -> None:

@@ -25,6 +25,9 @@ SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 # Some show a turn's calls only where it has no content, as DeepSeek's do.
 _ASKS_FOR_NONE = re.compile(r"""\bcontent['"]?\]?\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
+# What templates call an assistant's thoughts: the first that one reads counts.
+_THINKING = "thinking"
+_THOUGHTS = ("reasoning_content", "reasoning", _THINKING)
 
 
 class Hide(Protocol):
@@ -79,12 +82,17 @@ class Message(NamedTuple):
     """Of the tool whose answer it is, or of who speaks; many templates do not show it."""
 
     def for_template(
-        self, hide: Hide = shown, *, may_be_none: bool = False, as_json: bool = False
+        self,
+        hide: Hide = shown,
+        *,
+        may_be_none: bool = False,
+        as_json: bool = False,
+        thoughts: str = _THOUGHTS[0],
     ) -> dict[str, Any]:
         """As templates expect it; what is empty is left out, which they ask for.
 
         ``may_be_none``: the content beside calls, if there is none. ``as_json``: calls' arguments
-        are texts.
+        are texts. ``thoughts``: what the reasoning is called.
         """
         is_none = may_be_none and self.tool_calls and not self.content
         turn: dict[str, Any] = {
@@ -105,8 +113,10 @@ class Message(NamedTuple):
             ]
         if self.tool_call_id:
             turn["tool_call_id"] = hide(self.tool_call_id)
-        if self.reasoning:
-            turn["reasoning_content"] = hide(self.reasoning)
+        # Those who call it so, as gpt-oss does, refuse calls with both.
+        is_refused = thoughts == _THINKING and self.tool_calls and self.content
+        if self.reasoning and not is_refused:
+            turn[thoughts] = hide(self.reasoning)
         if self.name:
             turn["name"] = hide(self.name)
         return turn
@@ -141,6 +151,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         self._asks_for_none = _ASKS_FOR_NONE.search(self.source) is not None
+        read = (name for name in _THOUGHTS if re.search(rf"[.'\"]{name}\b", self.source))
+        self._thoughts = next(read, _THOUGHTS[0])
         try:
             self._template = environment.from_string(source)
             self._with_tools = environment.from_string(with_tools) if with_tools else self._template
@@ -202,7 +214,9 @@ class ChatTemplate:
         as_json = (False, True) if has_calls else (False,)
         for no_content, texts in itertools.product(may_be_none, as_json):
             yield [
-                message.for_template(hide, may_be_none=no_content, as_json=texts)
+                message.for_template(
+                    hide, may_be_none=no_content, as_json=texts, thoughts=self._thoughts
+                )
                 for message in messages
             ]
 

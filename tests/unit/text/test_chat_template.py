@@ -134,6 +134,32 @@ def test_calls_are_shown_where_that_asks_for_no_content(asks: str, calls: str, s
     assert render(source, [Message("user", "")]) == "[]", "no calls, so it is a text"
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ m.reasoning_content }}", "So."),
+        ("{{ m.get('reasoning') or m.get('reasoning_content') }}", "So."),
+        ("{% set reasoning_content = m.reasoning %}{{ reasoning_content }}", "So."),
+        ("{% if 'thinking' in m %}{{ m.thinking }}{% endif %}", "So."),
+        ("{% if enable_thinking is defined %}{{ m['reasoning_content'] }}{% endif %}", ""),
+    ],
+)
+def test_thoughts_have_the_name_by_which_the_template_reads_them(source: str, shown: str) -> None:
+    turns = [Message("assistant", "", (ToolCall("1", "f", {}),), reasoning="So.")]
+    assert render(f"{{% for m in messages %}}{source}{{% endfor %}}", turns) == shown
+
+
+def test_calls_beside_a_content_are_not_refused_for_their_thoughts() -> None:
+    """As gpt-oss's template would do."""
+    source = (
+        "{% for m in messages %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}{{ m.content or m.thinking }}{% endfor %}"
+    )
+    calls = (ToolCall("1", "f", {}),)
+    turns = [Message("assistant", text, calls, reasoning="So.") for text in ("Well:", "")]
+    assert render(source, turns) == "Well:So."
+
+
 def test_elsewhere_no_content_is_an_empty_text() -> None:
     source = of_messages("{{ m.content + '.' }}" + _AS_JSON)
     assert render(source, WITH_CALLS) == '[a.][.{"city": "Zürich"}][b.]'

@@ -211,7 +211,8 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         if any(token.lstrip or token.rstrip for token in added):
             return None
-        if not self.text.is_byte_level and not self._tokenizer.model.byte_fallback:
+        model = self._tokenizer.model  # those of unigrams do not say it
+        if not self.text.is_byte_level and not getattr(model, "byte_fallback", False):
             return None
         return max(len(token) for token in self._tokenizer.get_vocab())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import normalizers, processors
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models, normalizers, processors
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import Message, Tool
@@ -203,6 +204,22 @@ async def test_an_event_loop_goes_on_while_a_thread_tokenises(tmp_path: Path) ->
             turns += 1
             await asyncio.sleep(0.001)
         assert await encoding > 20, "more than the interpreter lets it have between two calls"
+
+
+@pytest.mark.parametrize("text", ["hello  world", "é😀漢 b", "<s>hello</s>", " "])
+def test_a_tokenizer_of_unigrams_is_read(tmp_path: Path, text: str) -> None:
+    """As those of llm-jp are: with bytes for what no piece says."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"dehlorw"]
+    raw = HFTokenizer(models.Unigram([(each, -1.0) for each in pieces], 0, True))
+    raw.normalizer = normalizers.Replace(" ", "▁")
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    raw.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer = write_folder(tmp_path, raw)
+    token_ids = tokenizer.encode(text)
+    assert tokenizer.decode(token_ids, skip_special=False) == text
+    assert tokenizer.min_tokens(text * 10_000) <= len(token_ids) * 10_000
 
 
 def test_no_bound_where_text_may_shrink(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from diptych.text.silent_counts import with_silent_counts
 from diptych.text.token_text import TokenText
 
 _MAX_COUNT = 2**31 - 1  # ids and positions are int32 in every engine
-_LENGTH_KEEPING_NORMALIZERS = {"Replace", "Prepend"}
 
 
 class Tokenizer:
@@ -206,7 +205,7 @@ class Tokenizer:
         normalizer = self._tokenizer.normalizer
         state = {} if normalizer is None else json.loads(normalizer.__getstate__())
         steps = state.get("normalizers", [state] if state else [])
-        if any(step["type"] not in _LENGTH_KEEPING_NORMALIZERS for step in steps):
+        if any(map(_may_shorten, steps)):
             return None
         added = self._tokenizer.get_added_tokens_decoder().values()
         if any(token.lstrip or token.rstrip for token in added):
@@ -215,6 +214,14 @@ class Tokenizer:
         if not self.text.is_byte_level and not getattr(model, "byte_fallback", False):
             return None
         return max(len(token) for token in self._tokenizer.get_vocab())
+
+
+def _may_shorten(step: Mapping[str, Any]) -> bool:
+    """Whether a step of a normalizer may make less of a text, in characters or in bytes."""
+    if step["type"] != "Replace":
+        return bool(step["type"] != "Prepend")
+    old, new = step["pattern"].get("String"), step["content"]
+    return old is None or len(new) < len(old) or len(new.encode()) < len(old.encode())
 
 
 def _load_tokenizer(path: Path) -> HFTokenizer:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, normalizers, processors
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import Message, Tool
@@ -226,6 +226,22 @@ def test_no_bound_where_text_may_shrink(tmp_path: Path) -> None:
     raw = byte_level_tokenizer()
     raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     assert write_folder(tmp_path, raw).min_tokens("x" * 10_000) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [(Regex(" {2,}"), "▁", " " * 10_000), ("a very long one", "h", "a very long one" * 99)],
+)
+@pytest.mark.parametrize("kind", [byte_level_tokenizer, sentencepiece_tokenizer])
+def test_what_becomes_less_has_no_more_tokens_than_that(
+    tmp_path: Path, kind: Callable[[], HFTokenizer], old: str | Regex, new: str, text: str
+) -> None:
+    raw = kind()
+    raw.normalizer = normalizers.Sequence(
+        [normalizers.Replace(old, new), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer = write_folder(tmp_path, raw)
+    assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
 
 
 def test_settings_of_a_text_and_image_model(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _response_template(tokenizer: Tokenizer, form: AnswerForm) -> ResponseTempla
 def _read_vector_size(folder: Path) -> int | None:
     """The width of its hidden states. The tokenizer has read the same file."""
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    width = content.get("text_config", content).get("hidden_size")
+    width = {**content, **(content.get("text_config") or {})}.get("hidden_size")
     return width if isinstance(width, int) else None
 
 

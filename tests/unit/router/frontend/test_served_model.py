@@ -41,3 +41,17 @@ def test_detail_16_only_what_changes_an_answer_or_would_elsewhere_is_logged(
     with caplog.at_level(logging.INFO):
         ServedModel.from_folder("m", folder)
     assert any("sampling defaults" in each.getMessage() for each in caplog.records) == is_told
+
+
+@pytest.mark.parametrize(
+    ("text_config", "size"),
+    [(None, 64), ({}, 64), ({"hidden_size": 8}, 8), ({"vocab_size": 9}, 64)],
+)
+def test_what_a_text_part_leaves_out_is_that_of_all(
+    tmp_path: Path, text_config: object, size: int
+) -> None:
+    folder = write_tiny_model(tmp_path)
+    path = folder / "config.json"
+    said = json.loads(path.read_text()) | {"hidden_size": 64, "text_config": text_config}
+    path.write_text(json.dumps(said))
+    assert ServedModel.from_folder("m", folder).vector_size == size

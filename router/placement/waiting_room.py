@@ -15,7 +15,7 @@ from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue, Turn
 from router.placement.favourite import Favourite
 from router.placement.front_line import FrontLine
-from router.placement.holding_back import MAX_UNPASSED_S, HoldingBack
+from router.placement.holding_back import ANY_PACE, MAX_UNPASSED_S, HoldingBack, Paces
 
 # Offers in one pump to the first in line of a class, and as many to those behind, in vain.
 _MAX_MISSES = 8
@@ -311,10 +311,10 @@ class WaitingRoom:
             with closing(self._fresh.in_turn(now_s, enough)) as line:
                 with_slots = itertools.takewhile(lambda _: self.has_slots, line)
                 self._ask(with_slots, asked, held, enough=enough)
-        pace_s = self._tightest_s()
-        with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
-            self._ask(line, asked, held, pace_s)
-        self._ask(newcomers, asked, held, pace_s)
+        paces = ANY_PACE.behind_all(map(self._pace, self._held))
+        with closing(self._long_ago(asked, held, paces, may_place=may_place)) as line:
+            self._ask(line, asked, held, paces)
+        self._ask(newcomers, asked, held, paces)
         if asks_held and self._held:
             self._held_asked_s, self._held_until_s = now_s, now_s + _HOLD_S
         if len(asked) >= num_askable:
@@ -323,7 +323,7 @@ class WaitingRoom:
             self._pump_rest_soon()
 
     def _long_ago(
-        self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
+        self, asked: set[Waiter], held: set[Waiter], paces: Paces, *, may_place: bool
     ) -> Generator[Waiter, None, None]:
         """Those behind, who was asked so longest ago first; whoever is asked goes to the end.
 
@@ -335,7 +335,7 @@ class WaitingRoom:
                 for waiter in (self._all if may_place else self._front)
                 if waiter not in asked
                 and waiter not in held
-                and (waiter in self._front or not self._is_patient(waiter, pace_s))
+                and (waiter in self._front or not self._is_patient(waiter, paces))
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -355,7 +355,7 @@ class WaitingRoom:
         line: Iterable[Waiter],
         asked: set[Waiter],
         held: set[Waiter],
-        pace_s: float = math.inf,
+        paces: Paces = ANY_PACE,
         enough: set[RequestClass] | None = None,
     ) -> None:
         """Offer placements to those who were not asked yet, until too many were in vain of each
@@ -364,7 +364,7 @@ class WaitingRoom:
 
         Who is ``held`` is asked only where another one left, and so are all who wait for better
         objectives once some of them were asked in vain. Of the others only who wants tokens as
-        fast as all those that are held before it, and within ``pace_s``; in any case who was placed
+        fast as all those that are held before it, and as ``paces`` say; in any case who was placed
         before.
         """
         num_skipped, num_misses = Counter[RequestClass](), Counter[RequestClass]()
@@ -388,15 +388,16 @@ class WaitingRoom:
                 return
             room_made, is_held = self._num_left > 0, waiter in self._held
             rests = waiter in held or num_held_misses[request_class] >= most_held_misses
-            if self._is_patient(waiter, pace_s) or (is_held and rests and not room_made):
+            if self._is_patient(waiter, paces) or (is_held and rests and not room_made):
                 num_skipped[request_class] += 1
-                pace_s = min(pace_s, self._pace_s(waiter))
+                paces = paces.behind(*self._pace(waiter))
                 continue
             asked.add(waiter)
             self._num_left -= room_made
             self._offer(waiter, room_made=room_made)
             has_room = self._is_waiting(waiter)
-            pace_s = min(pace_s, self._pace_s(waiter))
+            if has_room:
+                paces = paces.behind(*self._pace(waiter))
             is_miss = has_room or waiter not in self._placed
             num_misses[request_class] += is_miss
             num_held_misses[request_class] += is_miss and is_held
@@ -441,19 +442,18 @@ class WaitingRoom:
         self._front.remove(waiter)
         self._lost.discard(waiter)
 
-    def _tightest_s(self) -> float:
-        return min(map(self._pace_s, self._held), default=math.inf)
+    def _pace(self, waiter: Waiter) -> tuple[RequestClass, float]:
+        """Of one that waits, that those behind it have to want as long as it is held; else any."""
+        turn, since_s = self._all[waiter], self._held.get(waiter)
+        holds_back = since_s is not None and self._clock() - since_s <= MAX_UNPASSED_S
+        return turn.request_class, turn.tpot_s if holds_back else math.inf
 
-    def _pace_s(self, waiter: Waiter) -> float:
-        """That those behind it have to want, as long as it is held; else any."""
-        since_s = self._held.get(waiter)
-        if since_s is None or self._clock() - since_s > MAX_UNPASSED_S:
-            return math.inf
-        return self._all[waiter].tpot_s
-
-    def _is_patient(self, waiter: Waiter, pace_s: float) -> bool:
-        """Whether it waits for one that is held, and wants tokens each ``pace_s``."""
-        is_slower = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
+    def _is_patient(self, waiter: Waiter, paces: Paces) -> bool:
+        """Whether it waits for one that is held, and wants tokens as fast as ``paces`` say."""
+        if waiter not in self._fresh:
+            return False
+        turn = self._all[waiter]
+        is_slower = turn.tpot_s > paces.of(turn.request_class)
         return is_slower and self._holding_back.may(self._clock())
 
     def _has_slot(self, waiter: Waiter) -> bool:

@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from diptych.request_class import RequestClass
 from router.placement.fair_queue import Turn
 from router.placement.waiting_room import WaitingRoom
@@ -275,6 +277,34 @@ def test_nobody_waits_for_ever_for_a_stream_of_those_that_are_held() -> None:
         waited_s += 0.5
         assert waited_s < 12.0
     assert waited_s > 9.0, "but it does wait for them"
+
+
+@pytest.mark.parametrize(
+    ("held", "behind", "num_placed"),
+    [
+        (RequestClass.BATCH, RequestClass.REALTIME, 8),
+        (RequestClass.BATCH, RequestClass.STANDARD, 8),
+        (RequestClass.BATCH, RequestClass.BATCH, 0),
+        (RequestClass.STANDARD, RequestClass.REALTIME, 1),
+        (RequestClass.REALTIME, RequestClass.STANDARD, 0),
+        (RequestClass.STANDARD, RequestClass.BATCH, 0),
+    ],
+)
+def test_a_batch_that_is_held_holds_back_batches_alone(
+    held: RequestClass, behind: RequestClass, num_placed: int
+) -> None:
+    """There is room for those behind, of whom a realtime one has its turn before the others."""
+    world = World(max_waiting=99, max_placed=99)
+    for number in range(2):
+        turn = Turn(held, f"held {number}", tpot_s=0.01)
+        world.room.enter(Picky(world, world.room), front=False, turn=turn)
+    world.run_scheduled()
+    behind_them = [world.waiter(turn=Turn(behind, "light")) for _ in range(8)]
+    for _ in range(16):
+        world.now_s += 0.05
+        world.capacity = 1
+        world.room.pump()
+    assert sum(one.is_placed for one in behind_them) == num_placed
 
 
 def test_who_was_held_once_and_wants_but_room_now_holds_nobody_back() -> None:

@@ -30,6 +30,7 @@ SURE_S: Final = 15.0  # that a regime has to look better before it is tried
 TRIAL_S: Final = 20.0  # before a regime is judged by what it gave
 STAY_S: Final = 60.0  # in a fixed regime, at first, before the policy is tried again
 MOST_STAY_S: Final = 480.0  # and at the most
+_NUM_LOOKS: Final = int(SURE_S // LOOK_S)  # over which steps are averaged: each is of one moment
 _WINDOW_S: Final = 120.0
 _PAUSE_S: Final = 5.0  # at the most counts of a time in which nobody comes
 _MOST_SEEN: Final = 256  # requests
@@ -139,6 +140,7 @@ class Guard:
         self._now_s = 0.0
         self._since_s = 0.0  # in this regime
         self._looked_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_NUM_LOOKS)  # that took so long when it looked
         self._better_since_s: float | None = None  # another one looks so
         self._barred_until_s = 0.0  # no fixed regime is tried before
         self._stay_s = STAY_S
@@ -173,9 +175,11 @@ class Guard:
         """Decide; whether the regime became another."""
         if self._now_s > self._looked_s + 2 * LOOK_S:  # what looked better then is no longer sure
             self._better_since_s = None
+            self._steps_s.clear()
         self._looked_s = self._now_s
         begun = [each for each in self._seen if each.came_s >= self._since_s]
         if rates is not None:
+            rates = self._steadied(rates)
             begun = [each for each in begun if not _was_hopeless(each, rates)]
         recent = [each for each in begun if each.ended_s > self._now_s - _WINDOW_S]
         before = self.regime
@@ -186,6 +190,11 @@ class Guard:
         else:
             self._watch(recent)
         return self.regime is not before
+
+    def _steadied(self, rates: Rates) -> Rates:
+        """With steps as at the latest looks: how many sequences share one is another soon."""
+        self._steps_s.append(rates.step_s)
+        return rates._replace(step_s=_mean(self._steps_s))
 
     def _judge(self, begun: Sequence[EndedRequest], before: tuple[Regime, float]) -> None:
         """What is on trial stays if it kept enough; else what was before it comes back.
@@ -283,6 +292,7 @@ class Guard:
         if regime is not Regime.FREE:
             self._tried = regime
         self._better_since_s = None
+        self._steps_s.clear()
 
 
 def _was_hopeless(seen: EndedRequest, rates: Rates) -> bool:

@@ -33,6 +33,7 @@ class World:
         self.guard = Guard()
         self.now_s = 1000.0
         self.turns: list[tuple[float, Regime]] = []
+        self.rates: Callable[[], Rates] = lambda: RATES
         self._num_tokens = num_tokens
 
     def run(self, for_s: float, is_kept: Callable[[Regime], bool]) -> None:
@@ -41,7 +42,7 @@ class World:
             self.now_s += 0.25
             kept = is_kept(self.guard.regime)
             self.guard.ended(seen(self.now_s, is_kept=kept, num_tokens=self._num_tokens))
-            if self.guard.is_due and self.guard.look(RATES):
+            if self.guard.is_due and self.guard.look(self.rates()):
                 self.turns.append((self.now_s, self.guard.regime))
 
 
@@ -117,6 +118,16 @@ def test_it_falls_back_when_another_regime_would_have_kept_more_and_comes_back()
     assert back_s - fell_s <= STAY_S + LOOK_S
     world.run(300.0, lambda regime: True)
     assert len(world.turns) == 2
+
+
+def test_steps_that_are_slow_at_one_moment_are_no_reason_to_wait() -> None:
+    """At each third look so many sequences share a step that a replay with it keeps nothing."""
+    world, turn, look = World(), count(), count()
+    world.rates = lambda: RATES._replace(step_s=0.06 if next(look) % 3 == 2 else 0.04)
+    began_s = world.now_s
+    world.run(60.0, lambda regime: regime is not Regime.FREE or next(turn) % 5 < 3)
+    assert [regime for _, regime in world.turns] == [Regime.APART]
+    assert world.turns[0][0] - began_s <= SURE_S + 3 * LOOK_S
 
 
 def test_while_it_stays_bad_it_is_tried_ever_more_seldom() -> None:

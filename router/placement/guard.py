@@ -34,6 +34,7 @@ _NUM_LOOKS: Final = int(SURE_S // LOOK_S)  # over which steps are averaged: each
 _WINDOW_S: Final = 120.0
 _PAUSE_S: Final = 5.0  # at the most counts of a time in which nobody comes
 _MOST_SEEN: Final = 256  # requests
+_MOST_SECONDS: Final = 1024  # in which some were placed
 _LEAST_SEEN: Final = 16  # of which anything is said
 _GAIN: Final = 1.1  # by which another has to be better
 _SURPRISE: Final = 0.15  # objectives missed of a request, beside as many as were foretold
@@ -122,12 +123,28 @@ def kept_ratio(regime: Regime, seen: Sequence[EndedRequest], rates: Rates) -> fl
     return num_kept / len(seen)
 
 
-class _Foretold(NamedTuple):
-    """Of one that was placed."""
+class _Foretold:
+    """Of those that were placed within one second, all together."""
 
-    at_s: float
-    num_missed: float  # objectives, by expectation
-    num_own: float  # of these, its own
+    __slots__ = ("at_s", "num", "num_missed", "num_own")
+
+    def __init__(self, at_s: int) -> None:
+        self.at_s = at_s
+        self.num = 0
+        self.num_missed = 0.0  # objectives, by expectation
+        self.num_own = 0.0  # of these, their own
+
+
+class _Told(NamedTuple):
+    """The same of one of several, on average."""
+
+    num_missed: float
+    num_own: float
+
+    @classmethod
+    def of(cls, those: Sequence[_Foretold]) -> "_Told":
+        num = sum(each.num for each in those) or 1
+        return cls(sum(a.num_missed for a in those) / num, sum(a.num_own for a in those) / num)
 
 
 class Guard:
@@ -136,7 +153,7 @@ class Guard:
     def __init__(self) -> None:
         self.regime = Regime.FREE
         self._seen: deque[EndedRequest] = deque(maxlen=_MOST_SEEN)
-        self._foretold: deque[_Foretold] = deque(maxlen=_MOST_SEEN)
+        self._foretold: deque[_Foretold] = deque(maxlen=_MOST_SECONDS)
         self._now_s = 0.0
         self._since_s = 0.0  # in this regime
         self._looked_s = 0.0
@@ -162,7 +179,13 @@ class Guard:
         """One is placed, because of which so many objectives will be missed, by expectation; of
         these so many of its own. ``now_s``: after a pause the last one that ended ended long ago.
         """
-        self._foretold.append(_Foretold(max(self._now_s, now_s), num_missed, num_own))
+        at_s = math.floor(max(self._now_s, now_s))
+        if not self._foretold or self._foretold[-1].at_s < at_s:
+            self._foretold.append(_Foretold(at_s))
+        those = self._foretold[-1]
+        those.num += 1
+        those.num_missed += num_missed
+        those.num_own += num_own
 
     def ended(self, seen: EndedRequest) -> None:
         """One request more."""
@@ -275,15 +298,29 @@ class Guard:
         Who foretells too much loses no more than what is refused for it. Of that only what requests
         miss themselves counts, as what several cost the same one is added up.
         """
-        begin_s = max(self._since_s, self._now_s - _WINDOW_S)
-        foretold = [each for each in self._foretold if each.at_s >= begin_s]
-        missed = [each.num_missed for each in recent if each.ttft_s is not None]
-        if not missed:
+        answered = [each for each in recent if each.ttft_s is not None]
+        if not answered:
             return 1.0
-        unforeseen = _mean(missed) - _mean([each.num_missed for each in foretold])
-        unfounded = _mean([each.num_own for each in foretold]) - _mean(missed)
-        unanswered_ratio = 1.0 - len(missed) / len(recent)
+        missed, foretold = _mean([each.num_missed for each in answered]), self._told_of(answered)
+        unanswered_ratio = 1.0 - len(answered) / len(recent)
+        unforeseen, unfounded = missed - foretold.num_missed, foretold.num_own - missed
         return max(unforeseen, min(unfounded, unanswered_ratio))
+
+    def _told_of(self, answered: Sequence[EndedRequest]) -> _Told:
+        """What was foretold when those were placed: of who came later nothing is known yet.
+
+        Of so many that no two minutes of them are remembered each counts by when it came: those
+        that ended together may have come long apart. Else those count that came before, too.
+        """
+        if len(self._seen) == _MOST_SEEN and self._seen[0].ended_s > self._now_s - _WINDOW_S:
+            by_second = {each.at_s: each for each in self._foretold}
+            seconds = (range(math.floor(a.came_s), math.floor(_first_s(a)) + 1) for a in answered)
+            beside = ([by_second[at_s] for at_s in each if at_s in by_second] for each in seconds)
+            told = [_Told.of(those) for those in beside if those]
+            return _Told(_mean([a.num_missed for a in told]), _mean([a.num_own for a in told]))
+        begin_s = min(self._now_s - _WINDOW_S, *(each.came_s for each in answered))
+        begin_s, end_s = max(self._since_s, begin_s), max(map(_first_s, answered))
+        return _Told.of([a for a in self._foretold if begin_s - 1.0 < a.at_s <= end_s])
 
     def _turn(self, regime: Regime, kept: float | None = None) -> None:
         """``kept``: of the regime that ends, for the trial that begins; None: it is none."""
@@ -302,6 +339,11 @@ def _was_hopeless(seen: EndedRequest, rates: Rates) -> bool:
     step_s = rates.step_s / _FASTER
     prompt_s = seen.num_prompt_tokens / rates.tokens_per_s / _FASTER
     return not seen.objectives.kept_by(prompt_s + step_s, step_s)
+
+
+def _first_s(seen: EndedRequest) -> float:
+    """When it had its first token, of one that had."""
+    return seen.came_s + (seen.ttft_s or 0.0)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,12 +1,13 @@
 """What the guard is told of placements, and what is refused while it has a fixed regime."""
 
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import pytest
 
-from router.placement.guard import Rates, Regime
+from router.placement.guard import Guard, Rates, Regime
 from router.placement.placement import DecodeOnly, Forecast, Outlook, Why
-from router.placement.query import Objectives, Query
+from router.placement.query import EndedRequest, Objectives, Query
 from router.placement.views import Snapshot, WorkerId
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d, view_p
 from tests.unit.router.placement.test_guard import LATE, made, snapshot
@@ -23,7 +24,39 @@ def test_the_guard_is_told_what_is_missed_and_what_of_that_is_a_requests_own(
     chosen = DecodeOnly(D1, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
     monkeypatch.setattr(policy._predicted, "place", lambda query, snapshot: chosen)
     assert policy.place(QUERY._replace(now_s=12.0), snapshot(1.0)) == chosen
-    assert [tuple(each) for each in policy.guard._foretold] == [(12.0, 0.7, 0.2)]
+    foretold = [(each.at_s, each.num_missed, each.num_own) for each in policy.guard._foretold]
+    assert foretold == [(12.0, 0.7, 0.2)]
+
+
+def turns_in_bursts(rate: float, lasts_s: float, foretold: float) -> list[Regime]:
+    """Of every two minutes the last thirty seconds bring more than can be served: each request
+    then misses one objective, of which so many were foretold. An answer ends after ``lasts_s``;
+    one of ten is short.
+    """
+    guard, turns = Guard(), list[Regime]()
+    came: list[tuple[float, EndedRequest]] = []  # by when it ends
+    rates = Rates(num_prefill=40, num_decode=40, tokens_per_s=1000.0, step_s=0.04)
+    for number in range(int(rate * 400.0)):
+        now_s = 1000.0 + number / rate
+        is_late = (number / rate) % 120.0 > 90.0
+        guard.foretold(is_late * foretold, is_late * foretold, now_s)
+        ttft_s = 3.0 if is_late else 0.5
+        ends_s = now_s + (lasts_s if number % 10 else 3.0)
+        heappush(came, (ends_s, EndedRequest(now_s, ends_s, 200, GOALS, ttft_s, 0.05)))
+        while came[0][0] <= now_s:
+            guard.ended(heappop(came)[1])
+        if guard.is_due and guard.look(rates):
+            turns.append(guard.regime)
+    return turns
+
+
+@pytest.mark.parametrize(("rate", "lasts_s"), [(4.0, 30.0), (13.0, 30.0), (64.0, 30.0)])
+def test_a_burst_that_came_as_foretold_is_not_doubted_when_its_answers_end(
+    rate: float, lasts_s: float
+) -> None:
+    """They end among placements of which nothing bad is foretold any more."""
+    assert turns_in_bursts(rate, lasts_s, 1.0) == []
+    assert Regime.APART in turns_in_bursts(rate, lasts_s, 0.0)
 
 
 def test_in_a_fixed_regime_a_full_cluster_is_foreseen_as_if_it_had_room() -> None:

@@ -16,6 +16,7 @@ _CHUNK_TOKENS: Final = 512  # of a prompt, by which its tokens' cost is told
 _FRESH_S: Final = 0.25
 # At a time: a tenant that is charged far too much in one moment waits for all others for hours.
 _MOST_RISE: Final = 2.0
+_LEAST_S: Final = 1e-9  # from which they rise, however little one said a token takes
 _CONTEXT_TOKENS: Final = 512  # of a sequence, where a worker has none to tell by
 
 
@@ -64,11 +65,15 @@ class RecentRates:
         if now_s >= self._until_s:
             before, now = self._rates, rates_of(snapshot)
             self._rates = EngineRates(
-                min(now.prompt_token_s, _MOST_RISE * before.prompt_token_s),
-                min(now.output_token_s, _MOST_RISE * before.output_token_s),
+                _risen(now.prompt_token_s, before.prompt_token_s),
+                _risen(now.output_token_s, before.output_token_s),
             )
             self._until_s = now_s + _FRESH_S
         return self._rates
+
+
+def _risen(now_s: float, before_s: float) -> float:
+    return min(now_s, _MOST_RISE * max(before_s, _LEAST_S))
 
 
 def _engines(views: Iterable[PrefillView | DecodeView]) -> list[EngineView]:

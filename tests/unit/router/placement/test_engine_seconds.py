@@ -104,3 +104,17 @@ def test_rates_rise_by_steps_and_fall_at_once() -> None:
         now_s += 1.0
         lasting = recent.of(glitch)
     assert lasting == rates_of(glitch)
+
+
+def test_rates_rise_again_after_one_said_that_tokens_take_no_time() -> None:
+    """So little that a part of it is nothing: twice that is nothing, too."""
+    now_s = 5.0
+    recent = RecentRates(lambda: now_s)
+    cost = StepCost(fixed_s=5e-324, num_steps=NUM_KNOWN_STEPS)
+    least = StepModel.from_proto(StepModel(cost, cost).to_proto())
+    assert recent.of(Snapshot((), (decode(least, 8),))) == EngineRates(0.0, 0.0)
+    sound = Snapshot((), (decode(MODEL),))
+    for _ in range(40):
+        now_s += 1.0
+        rates = recent.of(sound)
+    assert rates == rates_of(sound)

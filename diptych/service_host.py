@@ -385,9 +385,19 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 def host_of(address: str) -> str:
     """Of the setting ``listen``. Raises ConfigurationError: it is not host:port."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    is_port = port.isascii() and port.isdigit() and int(port.lstrip("0")[:6] or 0) <= 65535
+    if not colon or not host or not is_port or not _can_be_asked_for(host):
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
     return host.removeprefix("[").removesuffix("]")
+
+
+def _can_be_asked_for(host: str) -> bool:
+    """Whether sockets take it for a name or an address: no part of it is empty, or too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _reachable(host: str) -> str:

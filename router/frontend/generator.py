@@ -96,7 +96,7 @@ class Generator:
         request = request.rendered_at(int(time.time()))
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
         observer = self._observe(request.request_id, operation, metadata, request.tenant)
-        answer = _Answer(self._services, observer, give_up, outlet, taken_s)
+        answer = _Answer(self._services, observer, give_up, outlet, taken_s, is_whole=is_whole)
         with (
             telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request, part) as quota,
@@ -221,7 +221,10 @@ class _Answer:
         give_up: Callable[[], None],
         outlet: Outlet | None = None,
         taken_s: Callable[[], float] = lambda: -math.inf,
+        *,
+        is_whole: bool = False,
     ) -> None:
+        """``is_whole``: all that is told is taken at once, so that none of it waits."""
         self.observer = observer
         patience_s = services.config.timers.client_write_s
         self.watch = WriteWatch(patience_s, self._on_stuck, taken_s)
@@ -229,6 +232,7 @@ class _Answer:
         self._services = services
         self._give_up = give_up
         self._outlet = outlet
+        self._is_whole = is_whole
         self._taker: Taker | None = None
         self._session: Session | Choices | None = None
         self._builder: ResponseBuilder | None = None
@@ -275,6 +279,7 @@ class _Answer:
                 make,
                 num_best=resolved.num_best,
                 tells_logprobs=resolved.tells_logprobs,
+                taker=None if self._is_whole else self._taker,
             )
         else:
             session = Choices(resolved.num_choices, make)

@@ -4,10 +4,15 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.token_logprobs import PromptLogprobs
 from router.generation.answer import ChoiceFinished, Delta
 from router.request.choices import Choices, MakeSession
+from router.request.response_builder import kept_bytes
+from router.untaken import Taker
+
+_EVENT_BYTES: Final = 256  # that are kept of one beside its tokens, about
 
 
 @dataclass(slots=True)
@@ -43,20 +48,31 @@ class BestChoices(Choices):
     """As all the choices, of which the likeliest are told when the last has ended.
 
     Likeliest is by the mean of a choice's log probabilities, which its session has to be asked
-    for; of two alike the first counts.
+    for; of two alike the first counts. From then on what is told waits for the client.
     """
 
     def __init__(
-        self, num_choices: int, make: MakeSession, *, num_best: int, tells_logprobs: bool
+        self,
+        num_choices: int,
+        make: MakeSession,
+        *,
+        num_best: int,
+        tells_logprobs: bool,
+        taker: Taker | None = None,
     ) -> None:
+        """``taker`` counts what waits for the client."""
         super().__init__(num_choices, make)
         self._num_best = num_best
         self._tells_logprobs = tells_logprobs
         self._drawn = [_Drawn() for _ in range(num_choices)]
         self._told: deque[Delta | ChoiceFinished] = deque()
+        self._taker = taker
+        self._num_counted = 0  # bytes of what is told
+        self._num_taken = 0  # of the event that is being written
 
     async def next_event(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """See ``Choices``: what is told of the prompt at once, the rest when it is certain."""
+        self._uncount(self._num_taken)
         while not self._told:
             event = await super().next_event()
             match event:
@@ -68,11 +84,44 @@ class BestChoices(Choices):
                     if all(each.finished for each in self._drawn):
                         self._told.extend(self._best())
                         self._drawn.clear()
+                        self._count()
                 case _:
                     return event
-        return self._told.popleft()
+        following = self._told.popleft()
+        self._num_taken = _num_bytes(following)
+        return following
+
+    def close(self) -> None:
+        """See ``Choices``."""
+        super().close()
+        self._uncount(self._num_counted)
+
+    def give_up(self, why: str) -> None:
+        """See ``Choices``: what was told and not taken is not told any more."""
+        super().give_up(why)
+        self._told.clear()
+        self._uncount(self._num_counted)
+
+    def _count(self) -> None:
+        if self._taker is not None:
+            self._num_counted = sum(map(_num_bytes, self._told))
+            self._taker.wait(self._num_counted)
+
+    def _uncount(self, num_bytes: int) -> None:
+        """So many of them were written, or will never be."""
+        self._num_taken = 0
+        if self._taker is not None and num_bytes:
+            self._num_counted -= num_bytes
+            self._taker.take(num_bytes)
 
     def _best(self) -> Iterator[Delta | ChoiceFinished]:
         ranked = sorted(self._drawn, key=lambda each: each.mean_logprob, reverse=True)
         for choice, each in enumerate(ranked[: self._num_best]):
             yield from each.told_as(choice)
+
+
+def _num_bytes(event: Delta | ChoiceFinished) -> int:
+    """What is kept of it, about."""
+    if isinstance(event, ChoiceFinished):
+        return _EVENT_BYTES
+    return _EVENT_BYTES + kept_bytes(event.token_ids, event.logprobs)

@@ -25,6 +25,12 @@ _LIKELY_BYTES: Final = 80  # of each log probability
 OnEmitted = Callable[[int, float | None], None]
 
 
+def kept_bytes(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> int:
+    """What is kept of these tokens, about."""
+    num_likely = len(logprobs) * (1 + len(logprobs[0].top_token_ids)) if logprobs else 0
+    return len(token_ids) * _TOKEN_BYTES + num_likely * _LIKELY_BYTES
+
+
 class StageTimes(NamedTuple):
     """When a stage was entered and left (monotonic clock, s); None: it was not left."""
 
@@ -174,13 +180,9 @@ class ResponseBuilder:
     @property
     def num_unsent_bytes(self) -> int:
         """What is kept of what was not taken yet, about."""
-        parts: list[tuple[int, Sequence[TokenLogprobs]]]
-        parts = [(len(part.token_ids), part.logprobs) for part in self._unsent_parts]
-        parts.append((len(self._unsent_ids), self._unsent_logprobs))
-        num_tokens = sum(num for num, _ in parts)
-        num_likely = sum(len(told) * (1 + len(told[0].top_token_ids)) for _, told in parts if told)
+        of_parts = sum(kept_bytes(part.token_ids, part.logprobs) for part in self._unsent_parts)
         of_prompt = sum(part.ByteSize() for part in self._prompt_parts)
-        return num_tokens * _TOKEN_BYTES + num_likely * _LIKELY_BYTES + of_prompt
+        return of_parts + kept_bytes(self._unsent_ids, self._unsent_logprobs) + of_prompt
 
     @property
     def is_overfull(self) -> bool:

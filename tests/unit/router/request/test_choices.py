@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from diptych.client.answer_reader import AnswerReader
-from diptych.errors import ModelChangedError
+from diptych.errors import ModelChangedError, SlowClientError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.text.detokenizer import Detokenizer
@@ -28,6 +28,7 @@ from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
+from router.untaken import SLOW_S, Untaken
 from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.request.dispatch_world import DECODE, PROMPT, Untraced, opened
 from tests.unit.router.request.world import World
@@ -46,12 +47,21 @@ class FakeSession:
     def __init__(self, output: list[Output]) -> None:
         self._output = output
         self.front: bool | None = None  # None: it was not started
+        self._error: SlowClientError | None = None
 
     def start(self, *, front: bool = False) -> None:
         self.front = front
 
     def poll(self) -> Output | None:
+        if self._error is not None:
+            raise self._error
         return self._output.pop(0) if self._output else None
+
+    def close(self) -> None:
+        self._output = []
+
+    def give_up(self, why: str) -> None:
+        self._error = SlowClientError(why)
 
     def keep_model(self) -> str:
         return self.model_digest
@@ -295,3 +305,51 @@ async def test_two_alike_are_alike_however_many_tokens_came_at_once() -> None:
     )
     texts = [event.text for event in came if isinstance(event, Delta)]
     assert texts == [*"a" * 29, "b", "c", "c"]
+
+
+class SlowClient:
+    """Has the two best of three, of so many tokens each, to take; others wait beside it."""
+
+    def __init__(self, num_tokens: int, max_bytes: int = 2**20) -> None:
+        self._now_s = 0.0
+        self.untaken = Untaken(lambda: self._now_s, max_bytes)
+        taker = self.untaken.open(end=lambda why: self.choices.give_up(why))
+        sessions = (drawn(*[-1.0] * num_tokens) for _ in range(3))
+        self.choices = BestChoices(
+            3, making(*sessions), num_best=2, tells_logprobs=True, taker=taker
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+async def test_the_best_wait_for_the_client_as_other_answers_do() -> None:
+    """They are whole when the first of them is told, and counted until each was written."""
+    client = SlowClient(num_tokens=50)
+    left: list[int] = []
+    while await client.choices.next_event() is not None:
+        left.append(client.untaken.num_bytes)
+    assert left[0] > 100 * 128
+    assert left == sorted(left, reverse=True)
+    assert (len(left), len(set(left)), left[-1] > 0) == (102, 102, True)
+    assert client.untaken.num_bytes == 0
+
+
+async def test_the_best_that_are_not_taken_wait_no_more_once_closed() -> None:
+    client = SlowClient(num_tokens=50)
+    await client.choices.next_event()
+    for _ in range(2):
+        client.choices.close()
+        assert client.untaken.num_bytes == 0
+
+
+async def test_who_does_not_take_the_best_is_cut_off_where_too_much_waits() -> None:
+    client = SlowClient(num_tokens=50, max_bytes=2**18)
+    await client.choices.next_event()
+    assert client.untaken.num_bytes < 2**16
+    client.pass_time(SLOW_S)
+    client.untaken.open().wait(2**16)
+    assert client.untaken.num_bytes == 2**16
+    with pytest.raises(SlowClientError):
+        await client.choices.next_event()
+    client.choices.close()

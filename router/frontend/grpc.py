@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -29,6 +29,9 @@ from router.generation.request import GenerationRequest, Prompt, TokenPrompt
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _DETOKENIZE_NAMES = {"tokens.ids": "token_ids", "tokens": "token_ids"}
+# For a response on its way once its answer has failed: where one is broken off gRPC sends no
+# status, and its client waits for that until its own deadline.
+_LAST_WRITE_S: Final = 1.0
 
 M = TypeVar("M", bound=Message)
 
@@ -198,7 +201,7 @@ class InferenceServicer:
 
         def give_up() -> None:
             if not patience.expired():
-                patience.reschedule(asyncio.get_running_loop().time())
+                patience.reschedule(asyncio.get_running_loop().time() + _LAST_WRITE_S)
 
         events = self._generator.generate(
             request,

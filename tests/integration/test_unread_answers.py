@@ -281,3 +281,22 @@ async def refusal_of(
 
 def vector_of(token_id: int) -> inference_pb2.Input:
     return inference_pb2.Input(tokens=inference_pb2.TokenPrompt(ids=[token_id]))
+
+
+async def test_the_best_wait_for_a_client_who_takes_them_one_by_one(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    """Over HTTP they are put into one piece as soon as they are known: none of them waits."""
+    many = 400  # tokens, of which as many as are known would be too much
+    async with serving(
+        wide_model, tmp_path, PATIENT, max_untaken_bytes=2**16, max_concurrent=2
+    ) as (cluster, client):
+        body = {"model": wide_model.name, "prompt": PROMPT, "max_tokens": many, "best_of": 2}
+        answer = await client.post("/v1/completions", json={**body, "ignore_eos": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 2 * many
+
+        request = token_request(PROMPT, max_tokens=many, temperature=1.0)
+        request.sampling.best_of = 2
+        stub = inference_pb2_grpc.InferenceStub(cluster.channel)
+        assert isinstance(await failure_of(stub.Generate(request, timeout=20)), SlowClientError)

@@ -1,8 +1,10 @@
 """How many KV blocks a worker gets, and the longest sequence they allow. Pure."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.errors import ConfigurationError
+
+_LEAST_LEN: Final = 2  # tokens of the longest sequence: a prompt's, and one that is drawn
 
 
 class PoolSize(NamedTuple):
@@ -37,8 +39,9 @@ def pool_size(
         raise ConfigurationError(
             f"max_model_len: {max_model_len} is more than the model's context of {context_len}"
         )
-    wanted_len = max_model_len or context_len
+    wanted_len, setting = max_model_len or context_len, "num_blocks"
     if num_blocks is None:
+        setting = memory_setting
         blocks_per_seq = -(-wanted_len // block_size)
         fitting = memory_bytes // block_bytes
         num_blocks = min(fitting - num_scratch_blocks, max_num_seqs * blocks_per_seq + max_num_seqs)
@@ -48,6 +51,11 @@ def pool_size(
                 f"bytes; at least {2 + num_scratch_blocks} are needed"
             )
     longest = min(wanted_len, (num_blocks - 1) * block_size)  # one block is decode headroom
+    if longest < _LEAST_LEN:
+        raise ConfigurationError(
+            f"{setting}: {num_blocks} blocks of {block_size} tokens are too few for a prompt of "
+            "one and its answer"
+        )
     return PoolSize(num_blocks, longest, clipped=longest < wanted_len)
 
 

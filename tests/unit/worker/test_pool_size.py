@@ -14,12 +14,13 @@ def size(
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     num_scratch_blocks: int = 0,
+    block_size: int = 16,
 ) -> PoolSize:
     return pool_size(
         num_blocks=num_blocks,
         memory_bytes=memory_bytes,
         block_bytes=100,
-        block_size=16,
+        block_size=block_size,
         context_len=context_len,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -55,6 +56,8 @@ def test_what_the_pool_cannot_hold_is_clipped() -> None:
         ({"max_model_len": 1601}, "max_model_len: 1601"),
         ({"memory_bytes": 199}, "kv_cache_memory"),
         ({"memory_bytes": 1799, "num_scratch_blocks": 16}, "17 blocks .* at least 18"),
+        ({"num_blocks": 2, "block_size": 1}, "^num_blocks: 2 blocks of 1 tokens"),
+        ({"memory_bytes": 299, "block_size": 1}, "^kv_cache_memory: 2 blocks of 1 tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, int], message: str) -> None:

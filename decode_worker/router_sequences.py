@@ -271,8 +271,9 @@ class RouterSequences:
         """Swap the reservation for a fresh one where late reads might spoil what is computed."""
         if not self._unfinished_reads.isdisjoint(held.sequence.block_table):
             self._engine.release(held.sequence)
-            sequence_id = held.sequence.key.sequence_id
+            sequence_id, due_s = held.sequence.key.sequence_id, held.sequence.due_s
             held.sequence = self._reserve_blocks(sequence_id, held.spec, to_pull=False)
+            held.sequence.due_s = due_s  # what the spec said was from then on
 
     def _end(
         self,

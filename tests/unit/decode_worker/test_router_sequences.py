@@ -302,6 +302,25 @@ def test_a_pace_counts_from_when_the_first_token_was_out() -> None:
     assert silent.emitted_s is None
 
 
+def test_a_first_token_is_due_when_it_was_however_long_the_pull_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where unfinished reads take the blocks that it had."""
+    rig = Rig()
+    sequences, command = rig.sequences(), reserve(1, 9)
+    command.spec.due_in_s = 2.0
+    sequences.reserve(command)
+    before = sequences._held[1].sequence
+    sequences.bind(decode_pb2.Bind(sequence_id=1, bind_id=1))
+    rig.num_lingering = 2
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 5.0)
+    sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    after = sequences._held[1].sequence
+    assert after is not before
+    assert after.due_s == before.due_s
+
+
 def test_fallbacks_are_told_apart() -> None:
     rig = Rig()
     sequences = rig.sequences()

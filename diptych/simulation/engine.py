@@ -1,9 +1,9 @@
 """One worker's engine: the real scheduler, and a clock instead of a device. Pure.
 
 A step takes what the step model expects of its work, times noise. Steps in which sequences do
-nothing but decode are taken together, many at a time, as long as nobody calls in: to scheduler,
-pool and cache, so many tokens of one sequence in one step are the same as one in each of so many
-steps. Where somebody does call in, what ended before that moment is booked first.
+nothing but decode are taken together, many at a time, as long as nobody calls in: scheduler, pool
+and cache are told of their tokens at once, and of the last step as of any other. Where somebody
+does call in, what ended before that moment is booked first.
 """
 
 import math
@@ -360,8 +360,8 @@ class SimulatedEngine:
         decoding = scheduler.decoding
         if not decoding or scheduler.num_waiting or len(decoding) < scheduler.num_running:
             return 1
-        if len({seq.gives_way for seq in decoding}) > 1:
-            return 1  # some sit out
+        if len({seq.gives_way for seq in decoding}) > 1 or self._beside_others.is_overdrawn:
+            return 1  # some sit out, or each step pays for those before
         num = min(_MOST_TOGETHER, self.limits.max_batched_tokens // len(decoding))
         for seq in decoding:
             if seq.num_output_tokens < _num_first(seq):
@@ -400,8 +400,7 @@ class SimulatedEngine:
         num_ended = bisect_left(ends, self._agenda.now_s)
         if num_ended:
             self._take(ends[:num_ended])
-        plan = self.scheduler.schedule(now_s=self._agenda.now_s)
-        assert plan is not None, "they all decode"
+        plan = self._decode_step()
         self._go(plan, self._took_s(work_of(plan)), ends[num_ended])
 
     def _take(self, ends: list[float]) -> None:
@@ -414,7 +413,7 @@ class SimulatedEngine:
         self._look()
         self.num_steps += len(ends)
         for seq in decoding:
-            seq.token_ids += [seq.key.sequence_id] * (len(ends) - 1)
+            self.scheduler.skip_steps(seq, [seq.key.sequence_id] * (len(ends) - 1))
             before_s = self._last_token_s.get(seq)
             if before_s is not None and len(ends) > 1:
                 self.gaps.add(ends[0] - before_s)
@@ -422,9 +421,15 @@ class SimulatedEngine:
                 self._last_token_s[seq] = ends[-2]
         for earlier_s, end_s in pairwise(ends[:-1]):
             self.gaps.add(end_s - earlier_s, len(decoding))
+        plan = self._decode_step()
+        self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0, 0.0)), ends[-1])
+
+    def _decode_step(self) -> StepPlan:
+        """One of those that are alike. Who owes nothing beforehand has saved what the last left."""
         plan = self.scheduler.schedule(now_s=self._agenda.now_s)
         assert plan is not None, "they all decode"
-        self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0, 0.0)), ends[-1])
+        self._beside_others.count_step(plan, self.scheduler.owners(plan), self.model)
+        return plan
 
 
 def _token(seq: Sequence, chunk: Chunk) -> SampledToken | None:

@@ -46,6 +46,11 @@ class BesideOthers:
         self._is_prompts_turn = False
         self._offered_to_rows = True  # by the last answer
 
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether steps without them still pay for those with them."""
+        return self._saved_s < 0.0
+
     def allowed(self, runnable: Iterable[Sequence], model: StepModel) -> Allowed | None:
         """Of the step that is decided now; None: no bound. Asking alone counts nothing."""
         seqs = list(runnable)

@@ -394,6 +394,17 @@ class Scheduler:
         self._making_way.let_leave()
         return updates
 
+    def skip_steps(self, seq: Sequence, token_ids: list[int]) -> None:
+        """As if so many steps had drawn these for one that decodes; no step is in flight.
+
+        For who simulates many at once. Raises BlocksExhaustedError.
+        """
+        seq.token_ids += token_ids
+        self._tables.grow(seq, Owner.RUNNING)
+        end = seq.num_tokens - 1
+        self._tables.enter_computed(seq, seq.num_computed_tokens, end)
+        seq.num_computed_tokens = end
+
     def _end_step(self, plan: StepPlan) -> tuple[Sequence, ...]:
         assert self._in_flight, "no step is in flight"
         step = self._in_flight.popleft()

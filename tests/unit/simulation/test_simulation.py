@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.request_class import RequestClass
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.cluster import Split
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
@@ -171,6 +172,34 @@ def test_steps_that_are_taken_together_are_as_single_ones(
     for role, use in one.pools.items():
         assert use.busy_ratio == pytest.approx(other.pools[role].busy_ratio)
         assert use.num_preemptions == other.pools[role].num_preemptions
+
+
+def test_so_they_are_where_tenants_take_turns() -> None:
+    """Tokens of an answer are none that a payer was given of prompts."""
+    assert_as_single_ones(
+        [shape._replace(tenant="ab"[at % 2]) for at, shape in enumerate(some(40, 2, rate=4.0))]
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_so_they_are_beside_a_batch(seed: int) -> None:
+    """Steps without it pay for those with it."""
+    classes = (RequestClass.STANDARD, RequestClass.BATCH)
+    assert_as_single_ones(
+        [
+            shape._replace(request_class=classes[at % 2])
+            for at, shape in enumerate(some(40, seed, rate=4.0))
+        ]
+    )
+
+
+def assert_as_single_ones(shapes: list[Shape]) -> None:
+    one, other = (
+        run(Simulation(setup(Split(0, 1), may_leap=may_leap), iter(shapes)))
+        for may_leap in (True, False)
+    )
+    assert one.outcomes == other.outcomes
+    assert one.num_steps == other.num_steps
 
 
 def test_steps_that_only_decode_are_few_events() -> None:

@@ -29,7 +29,7 @@ _UNANSWERED = "There is no answer."
 class _ChatConfig(Connection):
     """Talk with a model, line by line; /help lists what else a line may be.
 
-    Without a terminal, each line of standard input is one, and Ctrl-C ends them all.
+    Without a terminal, each line of standard input is one.
     """
 
     system: str = Field("", description="The system message; /system sets another one.")
@@ -71,8 +71,7 @@ def run(args: list[str]) -> int:
 class _Chat:
     """Reads a line and does it, until there is none. Owns the terminal; on the main thread.
 
-    Ctrl-C cancels what ``runner`` runs, so it ends an answer, and its request with it. Without a
-    terminal, which Ctrl-D could end, it ends the chat.
+    Ctrl-C cancels what ``runner`` runs, so it ends an answer, and its request with it.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class _Chat:
         self._prompt = "> " if sys.stdin.isatty() else ""
 
     def run(self) -> None:
-        """Until the input ends. Raises KeyboardInterrupt: without a terminal."""
+        """Until the input ends."""
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
         if self._prompt:
@@ -108,8 +107,7 @@ class _Chat:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                if not self._prompt:
-                    raise
+                continue
             except DiptychError as error:
                 _complain(f"{error.reason}: {' '.join(error.message.split())}")
 

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 
@@ -103,25 +102,6 @@ def test_a_text_of_several_lines_is_one(talking: _Chat, monkeypatch: pytest.Monk
     monkeypatch.setattr(talking, "_answer", said.append)
     talking.run()
     assert said == ["a\n\n b\nc", "one", "cut\noff"]
-
-
-@pytest.mark.parametrize("prompt", ["", "> "])
-def test_ctrl_c_ends_an_answer_and_without_a_terminal_all(
-    talking: _Chat, monkeypatch: pytest.MonkeyPatch, prompt: str
-) -> None:
-    """Else a file of a thousand lines would take a thousand of them."""
-    said: list[str] = []
-
-    def interrupted(line: str) -> NoReturn:
-        said.append(line)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", reading(iter("ab"), EOFError))
-    monkeypatch.setattr(talking, "_answer", interrupted)
-    monkeypatch.setattr(talking, "_prompt", prompt)
-    with nullcontext() if prompt else pytest.raises(KeyboardInterrupt):
-        talking.run()
-    assert said == (["a", "b"] if prompt else ["a"])
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, EOFError])

@@ -67,7 +67,7 @@ def load(
             loader, cli_parse_args=told.others, formatter_class=_HelpFormatter
         )
         loaded: BaseModel = loader(_cli_settings_source=flags)
-        return config_type.model_validate(loaded.model_dump(exclude={"config"}))
+        return config_type.model_validate(loaded.model_dump(by_alias=True, exclude={"config"}))
     except ValidationError as error:
         raise ConfigurationError(one_line(error)) from None
     except SettingsError as error:

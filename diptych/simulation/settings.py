@@ -55,9 +55,7 @@ class SimulationConfig(BaseModel):
     what a worker's learned step model says. Several deployments get the same requests.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     trace: Path = Field(
         description="Requests: CSV as of the Azure LLM inference traces, or JSON lines as of "

@@ -63,6 +63,14 @@ def test_the_traces_own_times_may_pass_faster(
     assert "  2.00  " in capsys.readouterr().out.splitlines()[1], "18 in 9 s"
 
 
+def test_help_names_each_flag_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    text = capsys.readouterr().out
+    assert "  --json PATH " in text
+    assert "--json-" not in text
+
+
 def test_workers_of_both_roles_and_several_routers(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.span_writer import SpanWriter
 from diptych.telemetry.standard_tracing import StandardTracing
 
-EXPORT_TIMEOUT_S = 5.0
+EXPORT_TIMEOUT_S = 5.0  # where the SDK's own variables do not say it
 _MAX_QUEUED: Final = 4096
 _SEND_EVERY_MS: Final = 2000  # an export takes 2 ms of a core, and hardly more for many spans
 
@@ -100,19 +100,23 @@ class SpanProvider:
 
 
 def exporter_to(endpoint: str | None, standard: StandardTracing) -> SpanExporter:
-    """To ``endpoint``, OTLP over gRPC; else where the SDK's own variables say."""
+    """To ``endpoint``, OTLP over gRPC; else where the SDK's own variables say.
+
+    Raises ValueError: they say what is no time.
+    """
+    timeout_s = None if standard.has_timeout else EXPORT_TIMEOUT_S
     if endpoint is not None:
         return OTLPSpanExporter(
             endpoint=endpoint,
             insecure=not endpoint.startswith("https"),
-            timeout=EXPORT_TIMEOUT_S,
+            timeout=timeout_s,
         )
     if not standard.is_http:
-        return OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+        return OTLPSpanExporter(timeout=timeout_s)
     # What speaks HTTP is loaded only for it.
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
-    return trace_exporter.OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+    return trace_exporter.OTLPSpanExporter(timeout=timeout_s)
 
 
 def _counted(exporter: CountedExporter, standard: StandardTracing) -> CountedSpans:

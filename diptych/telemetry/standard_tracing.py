@@ -19,6 +19,7 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 _HTTP: Final = "http/protobuf"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+_TIMEOUTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 
 
 class StandardTracing(NamedTuple):
@@ -30,6 +31,7 @@ class StandardTracing(NamedTuple):
     has_service_name: bool = False
     has_sampler: bool = False
     has_batching: bool = False
+    has_timeout: bool = False  # of an export
     max_queued: int = SDK_MAX_QUEUED  # spans; with has_batching
 
 
@@ -60,6 +62,7 @@ def read_standard(asked: Mapping[str, str], endpoint: str | None) -> StandardTra
         has_service_name=_names_service(asked),
         has_sampler="OTEL_TRACES_SAMPLER" in asked,
         has_batching=any(name.startswith("OTEL_BSP_") for name in asked),
+        has_timeout=any(name in asked for name in _TIMEOUTS),
         max_queued=_max_queued(asked),
     )
 

@@ -4,12 +4,14 @@ import io
 import json
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.service_host import standard_tracing
 from diptych.telemetry import logs
+from diptych.telemetry.span_provider import EXPORT_TIMEOUT_S, exporter_to
 from diptych.telemetry.tracing import Tracing, extract_metadata
 
 
@@ -80,6 +82,7 @@ def test_what_clients_send_as_context_of_a_trace_is_no_log_line() -> None:
         ("BSP_SCHEDULE_DELAY", "0", "schedule_delay"),
         ("SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"),
         ("EXPORTER_OTLP_COMPRESSION", "brotli", "OTEL_EXPORTER_OTLP_COMPRESSION"),
+        ("EXPORTER_OTLP_TIMEOUT", "soon", "soon"),
     ],
 )
 def test_what_the_sdk_does_not_take_is_refused_in_a_line(
@@ -99,3 +102,25 @@ def test_an_endpoint_of_other_signals_is_none_of_traces(
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
     assert standard_tracing().has_endpoint == is_traced
     assert not standard_tracing("http://127.0.0.1:2").has_endpoint, "our setting comes first"
+
+
+@pytest.mark.parametrize("name", ["OTLP_TIMEOUT", "OTLP_TRACES_TIMEOUT"])
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:1"])
+def test_an_export_may_take_as_long_as_the_variables_say(
+    monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str | None
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert _timeout_s(exporter_to(endpoint, standard_tracing(endpoint))) == EXPORT_TIMEOUT_S
+    monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "12.5")
+    assert _timeout_s(exporter_to(endpoint, standard_tracing(endpoint))) == 12.5
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    assert _timeout_s(exporter_to(endpoint, standard_tracing(endpoint))) == 12.5
+
+
+def _timeout_s(exporter: SpanExporter) -> float:
+    """As both exporters keep it."""
+    over_http = getattr(exporter, "_client", None)
+    kept = over_http if hasattr(over_http, "_timeout") else exporter
+    exporter.shutdown()
+    timeout_s: float = vars(kept)["_timeout"]
+    return timeout_s

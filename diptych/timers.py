@@ -5,9 +5,9 @@ a router's clients are kept alive (``rpc.server.PublicEdge``), and fixed bounds,
 beside what waits.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 GrpcSeconds = Annotated[float, Field(ge=0.001, le=2_000_000, allow_inf_nan=False)]
 """A time that gRPC takes as an option: whole milliseconds, at least one, in 31 bits."""
@@ -24,7 +24,7 @@ class Timers(BaseModel):
         gt=0,
         description="Without a heartbeat, or a due engine step, for this long a peer is lost, and "
         "so is a lease that does not let its reader in; a worker ends by itself when a step takes "
-        "this much longer than twice its prediction, s.",
+        "this much longer than twice its prediction. At least two heartbeats, s.",
     )
     keepalive_s: GrpcSeconds = Field(1.0, description="Interval between HTTP/2 pings, s.")
     keepalive_answer_s: GrpcSeconds = Field(
@@ -79,3 +79,13 @@ class Timers(BaseModel):
     drain_s: float = Field(
         20.0, gt=0, description="On SIGTERM, running work may finish within this, s."
     )
+
+    @model_validator(mode="after")
+    def _check_heartbeats(self) -> Self:
+        """One may be late by as much again."""
+        if self.lost_peer_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"lost_peer_s ({self.lost_peer_s}) has to be at least twice heartbeat_s "
+                f"({self.heartbeat_s}), or peers that are well are taken for lost"
+            )
+        return self

@@ -124,6 +124,8 @@ def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) ->
         (["--metrics-port", "99999"], "--metrics-port: .* 65535 .*'99999'"),
         (["--transports", "pigeon"], "^--transports: .*'pigeon'[^;]*$"),
         (["--timers.drain-s", "soon"], "--timers.drain-s: .*'soon'"),
+        (["--timers.heartbeat-s", "5"], r"^--timers: lost_peer_s \(4.5\) .* heartbeat_s \(5.0\)"),
+        (["--timers.lost-peer-s", "1.5"], r"^--timers: lost_peer_s \(1.5\) .* heartbeat_s \(1.0\)"),
         (["--config", "/nonexistent.yaml"], "--config: /nonexistent.yaml: No such file"),
         (["--share", "nan"], "^--share: expected values as JSON has them, .*'nan'"),
         (["--share", "1", "--share", ".5"], "^--share: .* such as 0.5 .*'1,.5'"),

@@ -77,7 +77,7 @@ async def test_any_other_error_of_a_write_is_a_bug() -> None:
 async def test_an_error_lets_the_message_leave_that_is_on_its_way(by_command: bool) -> None:
     """So that the last word can follow it; what waits behind it is not sent."""
     context = FakeContext(seconds=0.02)
-    timers = Timers(lost_peer_s=0.01)
+    timers = Timers().model_copy(update={"lost_peer_s": 0.01})
     event, last = prefill_pb2.PrefillEvent(), prefill_pb2.PrefillEvent()
     last.ended.reason = "LEASE_EXPIRED"
 

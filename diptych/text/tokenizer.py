@@ -40,7 +40,7 @@ class Tokenizer:
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
         generation = _read_json(generation_path, missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
-        special_tokens = {role: _token_text(settings.get(role)) for role in SPECIAL_TOKEN_ROLES}
+        special_tokens = {role: _token_text(folder, settings, role) for role in SPECIAL_TOKEN_ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
         add_stated_tokens(self._tokenizer, folder, settings, known.values())
         added = self._tokenizer.get_added_tokens_decoder()
@@ -288,9 +288,15 @@ def _count(config: dict[str, Any], key: str, path: Path, default: int | None = N
     return value
 
 
-def _token_text(entry: Any) -> str | None:
+def _token_text(folder: Path, settings: dict[str, Any], role: str) -> str | None:
     """A special token is named by its text, or by an object with its properties."""
-    return entry.get("content") if isinstance(entry, dict) else entry
+    entry = settings.get(role)
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    if text is not None and not isinstance(text, str):
+        raise ConfigurationError(
+            f"{folder / 'tokenizer_config.json'}: {role} must be a token's text, is {entry!r}"
+        )
+    return text
 
 
 def _token_ids(name: str, value: object, vocab_size: int, path: Path) -> list[int]:

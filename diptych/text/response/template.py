@@ -170,7 +170,7 @@ def _patterns(field: Field) -> "Iterator[regex.Pattern[str]]":
 def _read_field(part: Part, said: object, path: str) -> Field:
     form = _mapping(said, path)
     content = form.get("content", "text")
-    if content not in _CONTENTS:
+    if not isinstance(content, str) or content not in _CONTENTS:
         raise ConfigurationError(f"{path}.content: {content!r} is not known")
     open_ = _anchor(form, "open", path)
     return Field(
@@ -180,7 +180,7 @@ def _read_field(part: Part, said: object, path: str) -> Field:
         close=_anchor(form, "close", path),
         closes_with_value=bool(form.get("close_value")),
         needs_known_name=bool(form.get("known_names")),
-        content=str(content),
+        content=content,
         arguments=_read_arguments(form, f"{path}.content_args"),
         transform=form.get("transform"),
         transforms_each=bool(form.get("transform_each")),
@@ -203,7 +203,20 @@ def _read_arguments(form: Mapping[str, object], path: str) -> Mapping[str, objec
         if not {"key", "value"} <= set(found.groupindex):
             raise ConfigurationError(f"{path}.tag_pattern: has to name a key and a value")
         said["tag_pattern"] = found
+    if not _are_pairs(said.get("string_delims") or []):
+        raise ConfigurationError(f"{path}.string_delims: should be pairs of texts")
     return said
+
+
+def _are_pairs(said: object) -> bool:
+    """Of what opens and closes a text, each with a character at least."""
+    pairs: list[object] = said if isinstance(said, list) else [None]
+    return all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(isinstance(mark, str) and mark for mark in pair)
+        for pair in pairs
+    )
 
 
 def _anchor(form: Mapping[str, object], name: str, path: str) -> Anchor | None:

@@ -313,6 +313,16 @@ def test_a_count_that_is_none_is_named(tmp_path: Path, key: str, value: object) 
     assert caught.value.message.endswith(f"is {value!r}")
 
 
+@pytest.mark.parametrize("role", ["bos_token", "eos_token", "pad_token"])
+@pytest.mark.parametrize("said", [["</s>"], False, {"content": 5}])
+def test_a_special_token_that_is_no_text_is_told_by_its_field(
+    tmp_path: Path, role: str, said: object
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"_config\.json: {role} .* is ") as caught:
+        write_folder(tmp_path, byte_level_tokenizer(), **{role: said})
+    assert "\n" not in caught.value.message
+
+
 def change(path: Path, key: str, value: object) -> None:
     """Set one key of a JSON file, which need not be there."""
     content = json.loads(path.read_text()) if path.exists() else {}

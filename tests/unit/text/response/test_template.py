@@ -34,6 +34,10 @@ DECLARED: dict[str, Any] = {
 }
 
 
+def _with_quotes(said: object) -> dict[str, Any]:
+    return {"fields": {"tool_calls": {"content": "json", "content_args": {"string_delims": said}}}}
+
+
 def test_what_a_checkpoint_declares_is_followed() -> None:
     tools = {"f": {"properties": {"n": {"type": ["integer", "null"]}, "s": {"type": "string"}}}}
     parser = ResponseParser(ResponseTemplate.read(DECLARED), "x<a><t>", tools)
@@ -53,7 +57,11 @@ def test_what_a_checkpoint_declares_is_followed() -> None:
         ({"fields": {"content": {"open": ""}}}, "fields.content.open"),
         ({"fields": {"content": {"open": ["a", 1]}}}, "fields.content.open"),
         ({"fields": {"content": {"open_pattern": "("}}}, "fields.content.open_pattern"),
+        ({"fields": {"content": {"content": ["text"]}}}, "fields.content.content"),
         ({"fields": {"tool_calls": {"content": "xml-inline"}}}, "tag_pattern"),
+        (_with_quotes("<q>"), "fields.tool_calls.content_args.string_delims"),
+        (_with_quotes(["<q>"]), "fields.tool_calls.content_args.string_delims"),
+        (_with_quotes([["<q>", ""]]), "fields.tool_calls.content_args.string_delims"),
         ({"call_ids": "long"}, "call_ids"),
         ({"start_anchor_pattern": "(", "start_anchor": None}, "start_anchor_pattern"),
     ],

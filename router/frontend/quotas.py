@@ -19,24 +19,38 @@ class Quota(enum.Enum):
 
 
 class _Account:
-    """What one tenant has taken. Owned by Quotas."""
+    """What one tenant has taken. Owned by Quotas.
+
+    What it took of a limit it took where the limit does not hold for a while: its tokens may name
+    different ones.
+    """
 
     def __init__(self) -> None:
         self.limits = Limits()
         self.num_open = 0
-        self.requests: MinuteBucket | None = None
-        self.tokens: MinuteBucket | None = None
+        self._requests: MinuteBucket | None = None
+        self._tokens: MinuteBucket | None = None
+
+    @property
+    def requests(self) -> MinuteBucket | None:
+        """What is left of them; None: they are not limited."""
+        return None if self.limits.requests_per_minute is None else self._requests
+
+    @property
+    def tokens(self) -> MinuteBucket | None:
+        """As of requests."""
+        return None if self.limits.tokens_per_minute is None else self._tokens
 
     def limit(self, limits: Limits, now_s: float) -> None:
         """These hold from now on."""
         if limits != self.limits:
             self.limits = limits
-            self.requests = _changed(self.requests, limits.requests_per_minute, now_s)
-            self.tokens = _changed(self.tokens, limits.tokens_per_minute, now_s)
+            self._requests = _changed(self._requests, limits.requests_per_minute, now_s)
+            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now_s)
 
     def is_idle(self, now_s: float) -> bool:
         """Whether a new one would be the same."""
-        buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
+        buckets = [bucket for bucket in (self._requests, self._tokens) if bucket is not None]
         return not self.num_open and all(bucket.is_full(now_s) for bucket in buckets)
 
 
@@ -114,13 +128,7 @@ class Quotas:
         return min(at_most, limit - account.num_open)
 
     def _reserve(self, account: _Account, num_tokens: int) -> None:
-        now_s = self._clock()
-        try:
-            self._check(Quota.TOKENS, account.tokens, num_tokens, now_s)
-        except QuotaExceededError:
-            if account.requests is not None:
-                account.requests.give_back(1)
-            raise
+        self._check(Quota.TOKENS, account.tokens, num_tokens, self._clock())
         if account.tokens is not None:
             account.tokens.take(num_tokens)
 
@@ -190,7 +198,7 @@ class Admitted:
         self._places = places
         self._reserve = reserve
         self._num_reserved = num_reserved
-        # Those it took from: another limit may be another bucket's by the time that it leaves.
+        # Those it took from: another limit may hold by the time that it leaves.
         self._requests = account.requests
         self._tokens = None if num_reserved is None else account.tokens
         self.has_left = self.has_used = False
@@ -198,9 +206,14 @@ class Admitted:
 
     def reserve(self, num_tokens: int) -> None:
         """All that the request may come to, unless that was done. Raises QuotaExceededError."""
-        if self._num_reserved is None:
+        if self._num_reserved is not None:
+            return
+        try:
             self._reserve(self._account, num_tokens)
-            self._num_reserved, self._tokens = num_tokens, self._account.tokens
+        except QuotaExceededError:
+            self._uncount()
+            raise
+        self._num_reserved, self._tokens = num_tokens, self._account.tokens
 
     def leave(self, num_used_tokens: int) -> None:
         """It ended, and used so many of the tokens."""
@@ -217,7 +230,11 @@ class Admitted:
 
     def uncount(self) -> None:
         """If it has left and used nothing: it is no request either. Idempotent."""
-        if self.has_left and not self.has_used and self._counts:
+        if self.has_left and not self.has_used:
+            self._uncount()
+
+    def _uncount(self) -> None:
+        if self._counts:
             self._counts = False
             if self._requests is not None:
                 self._requests.give_back(1)
@@ -225,7 +242,7 @@ class Admitted:
 
 def _changed(bucket: MinuteBucket | None, limit: int | None, now_s: float) -> MinuteBucket | None:
     if limit is None:
-        return None
+        return bucket
     if bucket is None:
         return MinuteBucket(limit, now_s)
     bucket.change(limit, now_s)

@@ -141,6 +141,32 @@ def test_who_took_nothing_of_a_new_limit_gives_nothing_back_to_it() -> None:
         world.refusal(limits)
 
 
+def test_tokens_that_name_other_limits_leave_what_was_taken() -> None:
+    """Of one tenant, used in turns: neither makes the other's minute anew."""
+    world = World()
+    some, others = Limits(requests_per_minute=10), Limits(tokens_per_minute=100)
+    for _ in range(10):
+        world.admit(some)
+    world.admit(others, tokens=100)
+    assert world.refusal(some)[1] == pytest.approx(6.0)
+    assert world.refusal(others)[0] == "tokens_per_minute"
+    world.now_s += 6.0
+    world.admit(some, tokens=100_000).withdraw()
+    assert world.refusal(others, tokens=11)[0] == "tokens_per_minute"
+    world.admit(others, tokens=10)
+
+
+def test_who_is_refused_by_another_tokens_limit_gives_back_what_it_took() -> None:
+    world = World()
+    some, others = Limits(requests_per_minute=1), Limits(tokens_per_minute=100)
+    late = world.quotas.admit(Tenant("a", some), 1)  # nobody has counted its prompt yet
+    world.admit(others, tokens=100)
+    with pytest.raises(QuotaExceededError):
+        late.reserve(1)
+    late.leave(0)
+    world.admit(some)
+
+
 def test_tenants_who_are_idle_are_forgotten() -> None:
     world, limits = World(), Limits(requests_per_minute=60)
     busy = world.admit(limits, name="busy")

@@ -212,7 +212,10 @@ class RequestMachine:
                 self._open(placement)
 
     def _on_tick(self, now: float) -> None:
-        if self._deadline_s is not None and now >= self._deadline_s:
+        is_late = self._deadline_s is not None and now >= self._deadline_s
+        if self._ended_due_s is not None and (is_late or now >= self._ended_due_s):
+            self._finish(self._output.complete_reason)
+        elif is_late:
             self._fail(DeadlineExceededError("the request's deadline passed"))
         elif self.state is RequestState.QUEUED:
             error = self._placing.error_while_waiting(now)
@@ -220,8 +223,6 @@ class RequestMachine:
                 self._fail(error)
             elif now >= self._retry.not_before_s:
                 self._do(actions.Pump())
-        elif self._ended_due_s is not None and now >= self._ended_due_s:
-            self._finish(self._output.complete_reason)
         elif self._stall_watch.due_s is not None and now >= self._stall_watch.due_s:
             if self._stall_watch.is_stuck(len(self.emitted), now):
                 self._on_stall()

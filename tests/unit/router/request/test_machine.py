@@ -126,6 +126,17 @@ def test_last_token_without_ended_finishes_soon() -> None:
     world.check_nothing_is_held()
 
 
+def test_an_answer_that_is_whole_by_its_deadline_is_one() -> None:
+    """Though its worker's Ended comes late, and brings nothing but counts."""
+    world = World(deadline_s=110.0).begin()
+    world.hand_off()
+    world.now = 110.0 - TIMERS.accept_s / 2
+    world.tokens(21, 22, 23)
+    world.pass_time(TIMERS.accept_s / 2)
+    assert world.outcome == LENGTH
+    world.check_nothing_is_held()
+
+
 def test_deadline_frees_everything_at_once() -> None:
     world = World(deadline_s=110.0).begin()
     world.hand_off()

@@ -3,6 +3,8 @@
 import logging
 from typing import Protocol
 
+import yaml
+
 from diptych import settings
 from diptych.child_process import Addresses, ChildProcess, module_command
 from diptych.own_folder import OwnFolder
@@ -75,8 +77,8 @@ class RouterProcess:
         path, port_file = folder / "settings.yaml", folder / "ports.json"
         own = {"port_file": port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
         config = self._config.model_copy(update=own)
-        told = config.model_dump_json(exclude_defaults=True)  # JSON is YAML
-        path.write_text(told, encoding="utf-8")
+        told = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True))
+        path.write_text(told, encoding="ascii")
         process = ChildProcess(
             [*module_command("router"), "--config", str(path)],
             port_file,

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
+from diptych import settings
 from diptych.own_folder import OwnFolder
 from router.child import RouterProcess
 from router.config import RouterConfig
@@ -46,7 +48,7 @@ class Double:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "double"
-        self.settings = folder / "settings.json"
+        self.settings = folder / "settings.yaml"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.write("")
@@ -83,6 +85,27 @@ async def test_it_has_a_session_of_its_own_and_ends_when_asked(double: Double) -
         await one.stop()
     assert await one.ended() == -signal.SIGTERM
     assert double.left() == []
+
+
+@pytest.mark.parametrize("name", ["a\x85b", "a \u2028 b", "\x7f", "é 😀", "1e5", "on", "\\\n"])
+async def test_it_has_the_settings_of_its_parent(double: Double, name: str) -> None:
+    config = RouterConfig(
+        model="m",
+        decode=["a:1"],
+        served_model_name=name,
+        api_keys=Path("k\udce8y"),  # as Python has a name that is no UTF-8
+        trace_slow_s=1e-5,
+    )
+    one = RouterProcess(config, SOON_S)
+    try:
+        await one.start()
+        await one.listening()
+    finally:
+        await one.stop()
+    args = ["--config", str(double.settings)]
+    told = settings.load(RouterConfig, args, prog="diptych router", env_prefix="NOTHING_")
+    own = {"port_file", "stop_with_stdin", "beats_to"}
+    assert told.model_dump(exclude=own) == config.model_dump(exclude=own)
 
 
 async def test_one_that_does_not_end_when_asked_is_killed(
@@ -136,7 +159,7 @@ def test_it_ends_with_its_parent_however_that_came(
         finally:
             parent.kill()
     child.wait(SOON_S)
-    assert '"stop_with_stdin":true' in double.settings.read_text()
+    assert yaml.safe_load(double.settings.read_text())["stop_with_stdin"] is True
     (left,) = double.left()
     monkeypatch.setattr(tempfile, "tempdir", str(double.temporary))
     with closing(OwnFolder("router")) as folder:  # as the next parent does

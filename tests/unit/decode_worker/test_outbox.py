@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from decode_worker.outbox import NewToken, Outbox
 from diptych.errors import SlowClientError
+from diptych.rpc.channel import MAX_MESSAGE_BYTES
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2
 
@@ -80,6 +81,31 @@ def test_full_is_an_error_but_never_for_tokens() -> None:
     outbox.put_tokens([NewToken(3, 0, 1, None)])
     with pytest.raises(SlowClientError):
         outbox.put(ended(3))
+
+
+def test_tokens_that_waited_for_long_can_be_sent() -> None:
+    """Ones with much beside them: as one message they would end the stream."""
+    outbox, largest, num_steps, num_sequences = Outbox(64), 2**32 - 1, 100, 200
+    found = TokenLogprobs(-0.5, (largest,) * 100, (-0.5,) * 100)
+    for step in range(num_steps):
+        outbox.put_tokens(
+            NewToken(2**63 + number, 10_000 + step, largest, 0.5, found)
+            for number in range(num_sequences)
+        )
+    outbox.put(ended(2**63))
+    *steps, end = drain(outbox)
+    sizes = [event.ByteSize() for event in steps]
+    assert sum(sizes) > MAX_MESSAGE_BYTES
+    assert max(sizes) <= MAX_MESSAGE_BYTES
+    assert len(steps) < num_steps / 2, "they are still coalesced"
+    drawn = dict[int, int]()
+    for event in steps:
+        for entry in event.step.sequences:
+            assert entry.position == 10_000 + drawn.get(entry.sequence_id, 0)
+            drawn[entry.sequence_id] = entry.position + len(entry.token_ids) - 10_000
+            assert len(entry.logprobs) == len(entry.margins) == len(entry.token_ids)
+    assert drawn == {2**63 + number: num_steps for number in range(num_sequences)}
+    assert end == ended(2**63)
 
 
 @given(st.lists(st.sampled_from(["token 1", "token 2", "end", "take", "beat"]), max_size=40))

@@ -100,7 +100,7 @@ class StepEngine:
         self._learner = StepLearner(measured)
         self._telling_time = TellingTime()
         max_tokens = scheduler.config.max_batched_tokens
-        self._pacer = Pacer(tpot_s, max_tokens)
+        self._pacer = Pacer(tpot_s, max_tokens, self._telling_time)
         self._short_steps = ShortSteps(max_tokens)
         self._beside_others = BesideOthers(tpot_s)
 

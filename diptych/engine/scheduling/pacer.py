@@ -12,16 +12,19 @@ so that most of what it will gain by tokens still expected is spent in advance; 
 where a prompt would have its first token later than that was wanted, or has waited for as long as
 it could. A prompt waits for half of what it can, as others will come; and, where nobody said when
 it is wanted or it is late already, for a step no longer than that takes. Prompts of batches have a
-share of their own, see beside_others.py, and are not held up.
+share of their own, see beside_others.py, and are not held up. What a step tells of prompts is a
+part of what it takes, see telling_time.py.
 
 Idea: the slack of Niyama's and Kairos's schedules.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
+from diptych.engine.scheduling.telling_time import TellingTime, most_told
 from diptych.paced import Paced
 from diptych.step_model import StepModel, StepWork
 
@@ -61,9 +64,17 @@ class _Owing(NamedTuple):
 class Pacer:
     """The promises of one engine. Asked before each step is decided, and told if there was one."""
 
-    def __init__(self, tpot_s: float | None, max_batched_tokens: int) -> None:
-        """``tpot_s``: the time between tokens, on average, that is promised to all."""
+    def __init__(
+        self,
+        tpot_s: float | None,
+        max_batched_tokens: int,
+        telling_time: TellingTime | None = None,
+    ) -> None:
+        """``tpot_s``: the time between tokens, on average, that is promised to all.
+        ``telling_time``: the engine's; without it nothing is known of that.
+        """
         self._tpot_s = tpot_s
+        self._telling_time = telling_time or TellingTime()
         self._sizes = [max(1, max_batched_tokens >> halved) for halved in range(_NUM_SIZES)]
         self._began: dict[Sequence, _Began] = {}  # of those that decode and are promised any
         self._holds = False  # by the last answer
@@ -97,18 +108,20 @@ class Pacer:
         self.note(decoding, now_s)
         if not self._began or not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)
+        seqs = list(runnable)
+        upper_s = partial(self._upper_s, seqs, work, model)
         alone_s = model.decode.expected_s(work.without_prompts)
         firm_s = min(self._firm(now_s, alone_s), default=math.inf)
         asked = list(self._asked_for(now_s, alone_s))
-        size = self._fitting(work, model, _soonest_s(firm_s, asked))
+        size = self._fitting(upper_s, _soonest_s(firm_s, asked))
         if asked and size != self._sizes[0]:
-            step_s = _upper_s(work, model, min(self._sizes[0], work.num_prefill_tokens))
+            step_s = upper_s(min(self._sizes[0], work.num_prefill_tokens))
             held_s = 0.0 if self._held_since_s is None else now_s - self._held_since_s
-            can_wait_s = self._can_wait_s(runnable, work, model, now_s, step_s - held_s)
+            can_wait_s = self._can_wait_s(seqs, work, model, now_s, step_s - held_s)
             if can_wait_s < _LEAST_STEPS * alone_s:
                 asked = []
             kept = [each for each in asked if each.wait_s(step_s, alone_s) <= can_wait_s]
-            size = self._fitting(work, model, _soonest_s(firm_s, kept))
+            size = self._fitting(upper_s, _soonest_s(firm_s, kept))
         if size == 0 and self._num_held >= _MOST_HELD:
             size = self._sizes[-1]
         return self._answer(size)
@@ -160,11 +173,22 @@ class Pacer:
             if left_s >= alone_s:
                 yield _Owing(left_s, seq.tpot_s - alone_s, num_more or math.inf)
 
-    def _fitting(self, work: StepWork, model: StepModel, left_s: float) -> int | None:
+    def _upper_s(
+        self, runnable: list[Sequence], work: StepWork, model: StepModel, num_tokens: int
+    ) -> float:
+        """What nine of ten steps with so many tokens of prompts do not exceed."""
+        cost = model.prefill
+        pairs = round(num_tokens * work.num_attention_pairs / work.num_prefill_tokens)
+        step = work._replace(num_prefill_tokens=num_tokens, num_attention_pairs=pairs)
+        num_told = most_told(runnable, num_tokens)
+        telling_s = self._telling_time.expected_s(num_told, cost.prefill_token_s)
+        return (cost.expected_s(step) + telling_s) * cost.upper_ratio
+
+    def _fitting(self, upper_s: Callable[[int], float], left_s: float) -> int | None:
         """The largest size with which nine of ten steps take no longer; 0: none of them."""
         if math.isinf(left_s):
             return None
-        fitting = (size for size in self._sizes if _upper_s(work, model, size) <= left_s)
+        fitting = (size for size in self._sizes if upper_s(size) <= left_s)
         return next(fitting, 0)
 
     def _can_wait_s(
@@ -215,13 +239,6 @@ def _begins(seq: Sequence, now_s: float) -> _Began:
 
 def _soonest_s(firm_s: float, asked: Iterable[_Owing]) -> float:
     return min((firm_s, *(each.left_s for each in asked)))
-
-
-def _upper_s(work: StepWork, model: StepModel, num_tokens: int) -> float:
-    """What nine of ten steps with so many tokens of prompts do not exceed."""
-    pairs = round(num_tokens * work.num_attention_pairs / work.num_prefill_tokens)
-    step = work._replace(num_prefill_tokens=num_tokens, num_attention_pairs=pairs)
-    return model.prefill.expected_s(step) * model.prefill.upper_ratio
 
 
 def _left_s(seq: Sequence, began: _Began, tpot_s: float, now_s: float) -> float:

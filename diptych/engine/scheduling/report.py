@@ -28,13 +28,20 @@ class LogprobsReport(NamedTuple):
         """Tokens whose KV may come from others: what they are computed for is not asked."""
         return min(num_tokens - 1, self.first_position - 1)
 
+    def num_told(self, start: int, end: int) -> int:
+        """Tokens whose log probabilities computing tokens ``start`` to ``end`` tells."""
+        first, behind = self._told(start, end)
+        return max(0, behind - first)
+
     def part(self, token_ids: Sequence[int], start: int, end: int) -> "LogprobsPart | None":
         """What computing tokens ``start`` to ``end`` of these tells; None: nothing."""
-        first = max(start + 1, self.first_position)
-        behind = min(end + 1, self.end_position)
+        first, behind = self._told(start, end)
         if first >= behind:
             return None
         return LogprobsPart(first - 1 - start, tuple(token_ids[first:behind]), first, self.num_top)
+
+    def _told(self, start: int, end: int) -> tuple[int, int]:
+        return max(start + 1, self.first_position), min(end + 1, self.end_position)
 
 
 class PoolingReport(NamedTuple):
@@ -45,6 +52,10 @@ class PoolingReport(NamedTuple):
     def num_shareable_tokens(self, num_tokens: int) -> int:
         """As LogprobsReport's."""
         return 0 if self.pooling is Pooling.MEAN else num_tokens - 1
+
+    def num_told(self, start: int, end: int) -> int:
+        """As LogprobsReport's: none."""
+        return 0
 
     def part(self, token_ids: Sequence[int], start: int, end: int) -> "StatesPart | None":
         """As LogprobsReport's."""

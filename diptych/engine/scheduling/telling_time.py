@@ -2,15 +2,31 @@
 
 No other steps are foretold by it: they tell nothing. But whoever ends a worker whose step never
 ends has to wait for those that tell, and of a small model with many tokens these take several
-times as long.
+times as long. So does who decodes beside them, and was promised a pace.
 """
 
+from collections.abc import Iterable
 from typing import Final
+
+from diptych.engine.scheduling.sequence import Sequence
 
 _DECAY: Final = 0.95  # weight of the past against one more step
 # Tokens that each one told of takes as long as, until one was. A model of 6 layers, 640 wide, with
 # 262,144 tokens takes 7.
 _UNKNOWN_TOKENS: Final = 16
+
+
+def most_told(runnable: Iterable[Sequence], num_tokens: int) -> int:
+    """Tokens that a step with so many of prompts may have to tell of, whosever they are.
+
+    Without prompts that give way, see beside_others.py.
+    """
+    num_told = 0
+    for seq in runnable:
+        if seq.report is not None and not seq.gives_way:
+            start = seq.num_planned_computed_tokens
+            num_told += seq.report.num_told(start, min(start + num_tokens, seq.num_tokens))
+    return min(num_told, num_tokens)
 
 
 class TellingTime:

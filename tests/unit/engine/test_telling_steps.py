@@ -17,7 +17,13 @@ from diptych.engine.scheduling.report import (
     Told,
 )
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
-from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
+from diptych.engine.scheduling.step import (
+    SampledToken,
+    SequenceUpdate,
+    StepOutput,
+    StepPlan,
+)
+from diptych.engine.scheduling.step_learner import num_told
 from diptych.sampling_params import SamplingParams
 from diptych.step_model import NUM_KNOWN_STEPS, MeasuredStep, StepCost, StepWork
 from diptych.token_logprobs import PromptLogprobs
@@ -58,11 +64,13 @@ async def learned(reports: list[Report | None], trials: list[MeasuredStep]) -> S
     return rig.engine.step_model.prefill
 
 
-def add_prefill(rig: EngineRig, number: int, report: Report | None) -> Sequence:
+def add_prefill(
+    rig: EngineRig, number: int, report: Report | None, num_tokens: int = 16
+) -> Sequence:
     seq = Sequence(
         key=SequenceKey("router", number),
-        token_ids=[number] * 16,
-        num_prompt_tokens=16,
+        token_ids=[number] * num_tokens,
+        num_prompt_tokens=num_tokens,
         sampling=SamplingParams(max_tokens=1),
         prefill_only=True,
         report=report,
@@ -134,3 +142,59 @@ async def test_a_step_that_tells_much_is_not_taken_for_one_that_never_ends() -> 
     assert all(2 * each >= took for each, took in zip(foretold, runner.took, strict=True))
     assert foretold[1] < 0.3
     assert foretold[2] == pytest.approx(runner.took[2], rel=0.3)
+
+
+DECODE_TRIALS = [MeasuredStep(StepWork(1, num_tokens), 0.01) for num_tokens in range(5, 35)]
+TPOT_S = 0.4
+
+
+class TimedTeller:
+    """By a clock that only its steps move: a token told of takes as long as to compute so many."""
+
+    def __init__(self, num_like_told: int) -> None:
+        self._num_like_told = num_like_told
+        self.now_s = 0.0
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        duration_s = 0.01 * (plan.num_tokens + self._num_like_told * num_told(plan))
+        self.now_s += duration_s
+        tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
+        told: dict[int, Told] = {
+            index: PromptLogprobs(chunk.report.position, ())
+            for index, chunk in enumerate(plan.chunks)
+            if isinstance(chunk.report, LogprobsPart)
+        }
+        return StepOutput(tokens=tokens, duration_s=duration_s, reports=told)
+
+
+@pytest.mark.parametrize("first_position", [1, 20])
+@pytest.mark.parametrize(("num_like_told", "has_told"), [(10, False), (30, True)])
+async def test_prompts_that_are_told_of_break_no_promise_to_who_decodes_beside(
+    first_position: int, num_like_told: int, has_told: bool
+) -> None:
+    """By what it took until now, if any was told of; those to tell of may come late."""
+    runner, times = TimedTeller(num_like_told), list[float]()
+    rig = EngineRig(
+        lambda scheduler: StepEngine(
+            scheduler,
+            runner,
+            measured=[*TRIALS, *DECODE_TRIALS],
+            tpot_s=TPOT_S,
+            clock=lambda: runner.now_s,
+        )
+    )
+    report = LogprobsReport(first_position, 24, 0)
+    async with rig.running():
+        if has_told:
+            await until_told(rig, add_prefill(rig, 1, ALL_ROWS))
+        decoding = rig.start(4, max_tokens=25)
+
+        def note(updates: list[SequenceUpdate]) -> None:
+            times.extend(runner.now_s for update in updates if update.sequence is decoding)
+
+        rig.engine.subscribe(note)
+        prompt = add_prefill(rig, 2, report, num_tokens=24)
+        await rig.until_finished(decoding)
+        assert prompt.state is SequenceState.LEASED
+    late_s = [at_s - (times[0] + TPOT_S * number) for number, at_s in enumerate(times)]
+    assert max(late_s) <= 1e-9

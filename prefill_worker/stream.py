@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import (
+    BlocksComingError,
     DiptychError,
     InvalidRequestError,
     LeaseExpiredError,
@@ -54,6 +55,7 @@ class LeaseStream:
         self._resources: StreamResources | None = None
         self._session: LeaseSession | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._stop_asking: Callable[[], None] = lambda: None  # for blocks, after each step
         self._stream = ServerStream(
             commands, context, timers=deps.timers, take=self._take, beat=self._beat
         )
@@ -145,12 +147,36 @@ class LeaseStream:
         self._on_start(key, self)
         self.key, self._session = key, session
         self._parent = tracing.extract_metadata(self._metadata())
+        self._open(session, self._resources, command)
+
+    def _open(
+        self, session: LeaseSession, resources: StreamResources, command: prefill_pb2.PrefillStart
+    ) -> None:
+        """Hold its blocks; those that others leave for it once they are there."""
+        status = self._deps.status
         with logs.request_ids(command.request_id, tracing.trace_id(self._parent)):
-            event = session.start(command)
+            try:
+                event = session.start(command)
+            except BlocksComingError:
+                self._stop_asking = resources.parts.engine.subscribe(
+                    lambda updates: self._ask_again(session, resources, command)
+                )
+                return
             logger.debug("lease opened", extra={"num_tokens": len(command.spec.token_ids)})
         event.accepted.incarnation = status.incarnation
         self._send(event)
         status.work_came(command.router_incarnation)
+
+    def _ask_again(
+        self, session: LeaseSession, resources: StreamResources, command: prefill_pb2.PrefillStart
+    ) -> None:
+        """A step has ended."""
+        self._stop_asking()
+        try:
+            self._deps.status.admit_as(worker_pb2.WORKER_ROLE_PREFILL)
+            self._open(session, resources, command)
+        except DiptychError as error:
+            self._stream.end(error)
 
     def _metadata(self) -> list[tuple[str, str | bytes]]:
         return [(str(key), value) for key, value in self._context.invocation_metadata() or ()]
@@ -178,6 +204,7 @@ class LeaseStream:
             self.end(LeaseExpiredError(f"finished, and granted to nobody within {wait_s} s"))
 
     def _close(self, why: str) -> None:
+        self._stop_asking()
         if self._expiry is not None:
             self._expiry.cancel()
         if self._session is not None:

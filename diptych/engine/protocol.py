@@ -76,15 +76,13 @@ class Engine(Protocol):
 
         Its first ``num_cached_tokens`` are there at once. Other blocks than those may be
         swapped until its first update, and none from then on. Raises InvalidRequestError,
-        BlocksExhaustedError; nothing is then held.
+        BlocksExhaustedError; nothing is then held. And BlocksComingError, where others leave for
+        it: to be asked again after each step.
         """
         ...
 
     def reserve(self, seq: Sequence) -> None:
         """Hold a prefix hit, and blocks into which the caller may have the rest written.
-
-        Raises BlocksComingError, having changed nothing, where others leave for it: to be asked
-        again after each step.
 
         The hit of a sequence ``to_pull`` may be of use only with the rest: if ``start`` has it
         computed instead, from further back. Raises as ``add_prefill``.

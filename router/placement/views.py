@@ -106,7 +106,10 @@ class PrefillView:
 
     @property
     def num_obtainable_blocks(self) -> int | None:
-        """Available: nobody leaves prompts to others. None: it does not say."""
+        """Available: as long as some worker has enough, nobody leaves for prompts of others.
+
+        None: it does not say.
+        """
         return self.num_available_blocks
 
 

@@ -26,6 +26,7 @@ Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -208,11 +209,12 @@ class Scheduler:
         Holds the prefix hit (``num_cached_tokens``) and fresh blocks for the rest. Those are
         swapped for what others have computed when the sequence gets its turn; from its first
         step on the block table does not change until ``release``. The caller wakes the engine.
-        Raises InvalidRequestError (never fits), BlocksExhaustedError (not now); nothing
-        is then held.
+        Raises InvalidRequestError (never fits), BlocksExhaustedError (not now), and
+        BlocksComingError: those that give way to it are at work, and leave with the end of their
+        step. Nothing is then held.
         """
         assert seq.prefill_only, "others reserve and start"
-        self._admission.admit_new(seq, Owner.RUNNING, max_cached_tokens=seq.num_shareable_tokens)
+        self._admit(seq, Owner.RUNNING, max_cached_tokens=seq.num_shareable_tokens)
         self._queues.add_arrival(seq)
 
     def reserve(self, seq: Sequence) -> None:
@@ -220,25 +222,29 @@ class Scheduler:
 
         ``block_table[num_cached_tokens // block_size :]`` is where missing KV goes. If the
         sequence is ``to_pull``, the hit may be longer than what could be computed from.
-        Raises as ``add_prefill``, and BlocksComingError: those that give way to it are at work,
-        and leave with the end of their step.
+        Raises as ``add_prefill``.
         """
         assert not seq.prefill_only, "only sequences that decode are reserved"
+        self._admit(seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens)
+        self._queues.add_reserved(seq)
+
+    def _admit(self, seq: Sequence, owner: Owner, *, max_cached_tokens: int) -> None:
+        admit = partial(
+            self._admission.admit_new,
+            seq,
+            owner,
+            max_cached_tokens=max_cached_tokens,
+            to_pull=seq.to_pull,
+        )
         try:
-            self._admit_reserved(seq)
+            admit()
         except BlocksExhaustedError as error:
             num_blocks = self._admission.num_needed_blocks(seq)
             if seq.gives_way or not self._making_way.make_room(num_blocks):
                 raise
             if self._making_way.is_under_way:
                 raise BlocksComingError(str(error), retry_after_s=error.retry_after_s) from error
-            self._admit_reserved(seq)
-        self._queues.add_reserved(seq)
-
-    def _admit_reserved(self, seq: Sequence) -> None:
-        self._admission.admit_new(
-            seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens, to_pull=seq.to_pull
-        )
+            admit()
 
     def mark_proven(self, seq: Sequence) -> None:
         """What a RESERVED sequence needs of the KV of all of its tokens is there and proven."""

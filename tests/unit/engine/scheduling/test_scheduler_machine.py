@@ -140,6 +140,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         before = self.pool.counts()
         try:
             self.scheduler.add_prefill(seq)
+        except BlocksComingError:
+            self.check_coming(seq)
+            assert self.pool.counts() == before
+            return
         except BlocksExhaustedError:
             assert self.pool.counts() == before
             self.scheduler.release(seq)
@@ -380,8 +384,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.coming is None or self.plans:
             return
         (seq, num_calls), self.coming = self.coming, None
+        ask = self.scheduler.add_prefill if seq.prefill_only else self.scheduler.reserve
         try:
-            self.scheduler.reserve(seq)
+            ask(seq)
         except BlocksExhaustedError:
             assert self.num_calls > num_calls, "the blocks did not come"
             return

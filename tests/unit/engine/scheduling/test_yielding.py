@@ -244,6 +244,27 @@ def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended(
     assert of_batch.token_ids[50:] == [7, 7]
 
 
+def test_a_prompt_that_is_held_for_readers_takes_blocks_as_a_reservation_does() -> None:
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
+    plan = scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(BlocksComingError):
+        add(scheduler, 20, 2, yields=False)
+    with pytest.raises(BlocksExhaustedError) as caught:
+        add(scheduler, 20, 2, yields=True)
+    assert not isinstance(caught.value, BlocksComingError)
+    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
+    scheduler.update(plan, output)
+    seq = add(scheduler, 20, 2, yields=False)
+    assert not of_batch.block_table
+    step(scheduler)
+    assert seq.state is SequenceState.LEASED
+    scheduler.release(seq)
+    step(scheduler)
+    assert of_batch.token_ids[50:] == [7, 7, 7], "it goes on"
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_who_leaves_and_ends_by_itself_is_waited_for_while_it_is_at_work(ends: bool) -> None:
     scheduler = make_scheduler(16)

@@ -4,15 +4,17 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Final
 
 from diptych.token_logprobs import PromptLogprobs
-from router.generation.answer import ChoiceFinished, Delta
+from router.generation.answer import ChoiceFinished, Delta, Said
 from router.request.choices import Choices, MakeSession
 from router.request.response_builder import kept_bytes
 from router.untaken import Taker
 
 _EVENT_BYTES: Final = 256  # that are kept of one beside its tokens, about
+_MOST_APART: Final = 64  # of a choice; then they are kept as one
 
 
 @dataclass(slots=True)
@@ -21,15 +23,23 @@ class _Drawn:
 
     deltas: list[Delta] = field(default_factory=list)
     finished: ChoiceFinished | None = None
+    _num_joined: int = 0  # of these, the first ones, each of which was several
     _sum: float = 0.0
     _num_tokens: int = 0
 
     def add(self, delta: Delta, *, tells_logprobs: bool) -> None:
-        """More of it; log probabilities that nobody is told are not kept."""
+        """More of it; log probabilities that nobody is told are not kept.
+
+        Without them a token takes little by itself, and several times as much as a delta.
+        """
         for found in delta.logprobs:  # one by one: the same sum, however many came at once
             self._sum += found.logprob
         self._num_tokens += len(delta.logprobs)
         self.deltas.append(delta if tells_logprobs else delta._replace(logprobs=()))
+        if len(self.deltas) - self._num_joined >= _MOST_APART and not tells_logprobs:
+            apart = self.deltas[self._num_joined :]
+            self.deltas[self._num_joined :] = [_as_one(apart)]
+            self._num_joined += 1
 
     @property
     def mean_logprob(self) -> float:
@@ -118,6 +128,16 @@ class BestChoices(Choices):
         ranked = sorted(self._drawn, key=lambda each: each.mean_logprob, reverse=True)
         for choice, each in enumerate(ranked[: self._num_best]):
             yield from each.told_as(choice)
+
+
+def _as_one(deltas: list[Delta]) -> Delta:
+    """What follows one another, without log probabilities."""
+    return Delta(
+        "",
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        deltas[0].position,
+        [margin for delta in deltas for margin in delta.margins],
+    ).saying(reduce(Said.followed_by, (delta.said for delta in deltas)))
 
 
 def _num_bytes(event: Delta | ChoiceFinished) -> int:

@@ -294,6 +294,26 @@ async def test_log_probabilities_that_nobody_is_told_are_not_kept(tells_logprobs
         waiting.cancel()
 
 
+async def test_a_long_answer_that_may_be_the_best_is_kept_as_few_deltas() -> None:
+    """As one for each token, those of sixteen choices of a long context were most of a gigabyte."""
+    num_tokens = 1000
+    deltas = [
+        Delta(f"{at} ", [at], at, [at / 2], (TokenLogprobs(-1.0, (), ()),), reasoning=f"{-at} ")
+        for at in range(num_tokens)
+    ]
+    rest = Delta("end", [], num_tokens, [])
+    session = FakeSession([*deltas, rest, ChoiceFinished(FinishReason.STOP, 7)])
+    came = await best(session, drawn(-2.0), num_best=1, tells_logprobs=False)
+    told = [event for event in came if isinstance(event, Delta)]
+    assert len(told) < num_tokens / 10
+    assert [each for delta in told for each in delta.token_ids] == list(range(num_tokens))
+    assert [each for delta in told for each in delta.margins] == [at / 2 for at in range(1000)]
+    assert all(delta.position == delta.token_ids[0] for delta in told if delta.token_ids)
+    assert "".join(delta.text for delta in told) == "".join(each.text for each in deltas) + "end"
+    assert "".join(delta.reasoning for delta in told) == "".join(each.reasoning for each in deltas)
+    assert not any(delta.logprobs for delta in told)
+
+
 async def test_two_alike_are_alike_however_many_tokens_came_at_once() -> None:
     logprobs = [-0.1 * number for number in range(1, 30)]
     told = tuple(TokenLogprobs(each, (), ()) for each in logprobs)

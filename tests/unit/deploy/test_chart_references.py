@@ -106,6 +106,20 @@ def test_services_lead_to_ports_of_their_pods(name: str) -> None:
             assert port["name"] in names
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_ports_are_called_what_gateways_and_meshes_know(name: str) -> None:
+    """Traefik refuses a GRPCRoute to a port called grpc; Istio reads none of TLS called so."""
+    for service in kinds(name, "Service"):
+        (where,) = found(name, {"matchLabels": service["spec"]["selector"]})
+        (pod,) = [pod for pod in groups(name) if pod.where == where]
+        own = "--public-tls." if pod.command == "router" else "--tls."
+        speaks_tls = any(arg.startswith(own) for arg in pod.container["args"])
+        (protocol,) = [
+            port["appProtocol"] for port in service["spec"]["ports"] if port["name"] == "grpc"
+        ]
+        assert protocol == ("https" if speaks_tls else "kubernetes.io/h2c")
+
+
 def test_routes_lead_to_the_routers_service() -> None:
     name = "everything"
     service = named(rendered(name), "Service", router(name).manifest["metadata"]["name"])

@@ -80,3 +80,8 @@ SmolLM2-135M-Instruct
 {{- define "diptych.tlsSecret" -}}
 {{- default (printf "%s-%s-tls" (include "diptych.fullname" .root) .role) (index .root.Values.tls.secrets .role) -}}
 {{- end -}}
+
+{{/* What gateways and meshes are to take a gRPC port for. Gateway API knows no "grpc", and a mesh would read it in the clear. Of whether it speaks TLS. */}}
+{{- define "diptych.grpcProtocol" -}}
+{{ . | ternary "https" "kubernetes.io/h2c" }}
+{{- end -}}

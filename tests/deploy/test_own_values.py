@@ -253,3 +253,31 @@ def test_an_amount_may_be_a_number(made: Any) -> None:
     for command in ("decode", "generate"):
         found = pod(manifests, command).container["resources"]
         assert (found["requests"]["cpu"], found["limits"]["cpu"]) == (0.5, 2)
+
+
+def test_null_takes_an_amount_away_whoever_gave_it(made: Any) -> None:
+    """As a second file of values says it, or a pool of what all have; Kubernetes takes it for 0."""
+    pools = {"main": {"resources": {"limits": {"memory": None}}}}
+    limits = {"limits": {"cpu": None}}
+    manifests = made(
+        router={"resources": limits},
+        prefill={"resources": {"limits": {"cpu": 2}}, "pools": pools},
+        decode={"resources": None},
+        tests={"resources": limits},
+    )
+    left = {
+        command: pod(manifests, command).container["resources"].get("limits")
+        for command in ("router", "prefill", "decode", "generate")
+    }
+    assert left == {
+        "router": {"memory": "2Gi"},
+        "prefill": {"cpu": 2},
+        "decode": None,
+        "generate": {"memory": "512Mi"},
+    }
+
+
+def test_null_leaves_workers_the_programs_own_settings(made: Any) -> None:
+    """As it does the router."""
+    decode = pod(made(decode={"settings": None, "affinity": None}), "decode")
+    assert decode.spec["terminationGracePeriodSeconds"] == 31

@@ -171,7 +171,8 @@ def _model() -> Json:
 
 
 def _resources(**more: Json) -> Json:
-    amounts: Json = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+    amount: Json = {"type": ["string", "number", "null"]}
+    amounts: Json = {"type": "object", "additionalProperties": amount}
     return closed({"requests": amounts, "limits": amounts, **more})
 
 

@@ -145,8 +145,18 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{/* Takes out of resources, which it changes, the amounts that are null, whoever gave them. */}}
+{{- define "diptych.dropNulls" -}}
+{{- range $amounts := list .requests .limits -}}
+{{- range $name, $amount := $amounts -}}
+{{- if kindIs "invalid" $amount }}{{ $_ := unset $amounts $name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "diptych.resources" -}}
-{{- $resources := deepCopy .values.resources -}}
+{{- $resources := deepCopy (default (dict) .values.resources) -}}
+{{- include "diptych.dropNulls" $resources -}}
 {{- range $resources.claims -}}
 {{- $name := .name -}}
 {{- $known := list -}}

@@ -11,7 +11,7 @@
 {{- define "diptych.poolValues" -}}
 {{- $all := index .root.Values .role -}}
 {{- $own := default (dict) (index $all.pools .pool) -}}
-{{- mustMergeOverwrite (deepCopy (omit $all "pools")) (deepCopy $own) | toJson -}}
+{{- mustMergeOverwrite (dict "settings" (dict)) (deepCopy (omit $all "pools")) (deepCopy $own) | toJson -}}
 {{- end -}}
 
 {{/* Where workers of a role are found, as a JSON list: for each pool its service's name, or what DNS has for its port. */}}
@@ -121,7 +121,7 @@ What a worker's `affinity` is: its own, and the nearness that `colocation` asks 
 "values" …). The first pod of all is near itself, so it may go anywhere.
 */}}
 {{- define "diptych.affinity" -}}
-{{- $affinity := deepCopy .values.affinity -}}
+{{- $affinity := deepCopy (default (dict) .values.affinity) -}}
 {{- with .root.Values.colocation -}}
 {{- if and .topologyKey (ne $.role "router") -}}
 {{- $labels := include "diptych.selector" (dict "root" $.root "pool" (.byPool | ternary $.pool "")) | fromYaml -}}

@@ -281,3 +281,23 @@ def test_null_leaves_workers_the_programs_own_settings(made: Any) -> None:
     """As it does the router."""
     decode = pod(made(decode={"settings": None, "affinity": None}), "decode")
     assert decode.spec["terminationGracePeriodSeconds"] == 31
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_open"),
+    [
+        ({"name": "TRANSFER__TRANSPORTS", "value": '["nixl", "inline"]'}, True),
+        ({"name": "TRANSFER", "value": '{"transports": ["ucxx"]}'}, True),
+        ({"name": "TRANSFER__TRANSPORTS", "valueFrom": {"configMapKeyRef": {}}}, True),
+        ({"name": "TRANSFER__TRANSPORTS", "value": '["inline"]'}, False),
+        ({"name": "TRANSFER__UCX_NET_DEVICES", "value": "nixl0"}, False),
+    ],
+)
+def test_transports_that_a_variable_names_reach_their_peers(
+    made: Any, variable: Any, is_open: bool
+) -> None:
+    """They listen on ports that the system picks; the chart's own settings say inline."""
+    extra = [{**variable, "name": f"DIPTYCH_PREFILL_{variable['name']}"}]
+    policy = named(made(prefill={"extraEnv": extra}), "NetworkPolicy", "try-diptych-prefill")
+    rules = [rule for rule in policy["spec"]["ingress"] if "ports" not in rule]
+    assert bool(rules) is is_open

@@ -60,10 +60,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* "true" of a pool's values whose workers may move KV other than over their gRPC port: by a transport that has ports of its own. */}}
+{{/* "true" of a pool's values whose workers may move KV other than over their gRPC port: by a transport that has ports of its own, which settings or a variable may name. */}}
 {{- define "diptych.hasOwnPorts" -}}
 {{- $transfer := default (dict) .settings.transfer -}}
 {{- if ne (default (list "nixl" "inline") $transfer.transports | toJson) `["inline"]` -}}true{{- end -}}
+{{- range .extraEnv -}}
+{{- $mayName := or .valueFrom (regexMatch "nixl|ucxx|staged" (toString .value)) -}}
+{{- if and $mayName (regexMatch "_TRANSFER(__TRANSPORTS)?$" (upper .name)) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* "true" if any pool's workers may. */}}

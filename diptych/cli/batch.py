@@ -198,21 +198,26 @@ def _cancel(config: CancelConfig) -> int:
 
 
 def wait_for(
-    client: BatchClient, state: BatchState, sleep: Callable[[float], None] = time.sleep
+    client: BatchClient,
+    state: BatchState,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> BatchState:
     """The state when it has ended; until then its progress is shown.
 
-    Raises BatchError; AwayError where the server stays away.
+    Raises BatchError; AwayError where the server stays away, which one may do
+    that takes a connection and says nothing: asking counts as well as pauses.
     """
     pause_s, away_s = _FIRST_PAUSE_S, 0.0
     with ConsoleProgress() as progress:
         while state.status not in ENDED:
             progress("answered", state.done_ratio)
             sleep(pause_s)
+            asked_at = clock()
             try:
                 state, away_s = client.state(state.batch_id), 0.0
             except AwayError:
-                away_s += pause_s
+                away_s += pause_s + clock() - asked_at
                 if away_s > _PATIENCE_S:
                     raise
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

@@ -266,6 +266,25 @@ def test_waiting_ends_where_the_server_stays_away_or_refuses() -> None:
     assert len(pauses) == 1
 
 
+def test_patience_is_with_a_server_that_says_nothing_too() -> None:
+    """Each question to it lasts until it times out: an hour, were these not counted."""
+    now_s = 0.0
+
+    def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+
+    def stopped(request: httpx.Request) -> httpx.Response:
+        nonlocal now_s
+        now_s += 60
+        raise httpx.ReadTimeout("timed out")
+
+    running = BatchState("b", "in_progress", 4, 0, 0, None, None, ())
+    with client_of(stopped) as client, pytest.raises(BatchError, match="timed out"):
+        batch.wait_for(client, running, sleep, lambda: now_s)
+    assert 300 < now_s <= 300 + 60 + 5
+
+
 @pytest.mark.parametrize(
     "url",
     [

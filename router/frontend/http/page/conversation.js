@@ -8,15 +8,15 @@ import { summary, waterfall } from "./waterfall.js";
 
 export class Conversation {
   #chats;
-  #model; // asked for when it is needed: it may be known later
+  #served; // its model's name is asked for when it is needed: it may be known later, and change
   #changed; // told when the list of chats has to be shown anew
   #failed; // told of a failure that is not the answer's alone
   #running = null; // {chat, turn, abort} of the answer that comes
   #drawing = false; // a frame is asked for
 
-  constructor(chats, model, changed, failed) {
+  constructor(chats, served, changed, failed) {
     this.#chats = chats;
-    this.#model = model;
+    this.#served = served;
     this.#changed = changed;
     this.#failed = failed;
     byId("composer").addEventListener("submit", (event) => {
@@ -112,14 +112,14 @@ export class Conversation {
     this.show();
     try {
       const body = {
-        model: await this.#model(),
         messages: asked,
         ...options(),
         stream: true,
         stream_options: { include_usage: true },
         return_timing: true,
       };
-      for await (const event of stream("v1/chat/completions", body, abort.signal)) {
+      const ask = (model) => stream("v1/chat/completions", { model, ...body }, abort.signal);
+      for await (const event of this.#served.events(ask)) {
         const delta = event.choices[0]?.delta;
         turn.content += delta?.content ?? "";
         if (delta?.reasoning_content) turn.reasoning = (turn.reasoning ?? "") + delta.reasoning_content;

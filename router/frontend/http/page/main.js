@@ -1,26 +1,20 @@
 // Puts the page together: tabs, the list of chats, settings, and whether the router is well.
 
-import { getJson, keepKey, key } from "./api.js";
+import { keepKey, key } from "./api.js";
 import { Chats, keepSettings, settings, titleOf } from "./chats.js";
 import { Conversation } from "./conversation.js";
 import { byId, make } from "./dom.js";
 import { Pools } from "./pools.js";
+import { Served } from "./served.js";
 
 const HEALTH_MS = 5000;
 const VIEWS = ["chat", "pools"];
 
 const chats = new Chats();
-let known = null; // the model's name
-
-async function model() {
-  if (known === null) {
-    const listed = (await getJson("v1/models")).data[0];
-    known = listed.id;
-    byId("model").textContent = known;
-    byId("model").title = `${listed.max_model_len.toLocaleString()} tokens of context`;
-  }
-  return known;
-}
+const served = new Served((model) => {
+  byId("model").textContent = model.id;
+  byId("model").title = `${model.max_model_len.toLocaleString()} tokens of context`;
+});
 
 function notice(error) {
   const shown = byId("notice");
@@ -38,7 +32,7 @@ function failed(error) {
   }
 }
 
-const conversation = new Conversation(chats, model, listChats, failed);
+const conversation = new Conversation(chats, served, listChats, failed);
 const pools = new Pools(notice);
 
 function listChats() {
@@ -98,7 +92,7 @@ function closeSettings() {
   if (byId("key").value.trim() !== key()) {
     keepKey(byId("key").value.trim());
     notice(null);
-    model().catch(failed);
+    served.name().catch(failed);
     pools.changed();
   }
 }
@@ -153,4 +147,4 @@ byId("new-chat").addEventListener("click", () => {
 showChats();
 show(viewOfUrl());
 watchHealth();
-model().catch(failed);
+served.name().catch(failed);

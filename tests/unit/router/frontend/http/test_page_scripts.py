@@ -158,3 +158,47 @@ def test_a_stream_that_says_that_more_will_come_is_read_on(tmp_path: Path) -> No
     ]);
     """
     assert told_by(tmp_path, script) == [[{"n": 1}, "left"], [{"n": 1}, "lost", "left"]]
+
+
+def test_a_page_that_outlives_the_model_it_knew_asks_the_one_that_is_served(
+    tmp_path: Path,
+) -> None:
+    """Once, and not where the router has its model and lacks something else."""
+    script = """
+    const { Served } = await import("./page/served.js");
+    const { ApiError } = await import("./page/api.js");
+    let serves = "old";
+    globalThis.fetch = async () => new Response(JSON.stringify({ data: [{ id: serves }] }));
+    const shown = [];
+    const served = new Served((model) => shown.push(model.id));
+    const asked = [];
+    async function* ask(model) {
+      asked.push(model);
+      if (model !== serves) throw new ApiError(404, `no model ${model}`);
+      yield "a";
+      yield "b";
+    }
+    async function read(ask) {
+      const told = [];
+      try {
+        for await (const each of served.events(ask)) told.push(each);
+      } catch (error) {
+        told.push(error.message);
+      }
+      return told;
+    }
+    const told = [await read(ask)];
+    serves = "new";
+    told.push(await read(ask), await read(ask));
+    async function* lacking(model) {
+      asked.push(model);
+      throw new ApiError(404, "no such path");
+    }
+    told.push(await read(lacking));
+    tell([told, asked, shown]);
+    """
+    assert told_by(tmp_path, script) == [
+        [["a", "b"], ["a", "b"], ["a", "b"], ["no such path"]],
+        ["old", "old", "new", "new", "new"],
+        ["old", "new", "new"],
+    ]

@@ -230,7 +230,7 @@ class Attempt:
         if held.is_reserving:
             return False
         if held.stats is None:  # nothing came from elsewhere
-            self._book_cached(held.num_cached_tokens or 0)
+            self._book_cached(self._num_spared(held, output))
         self._do(actions.RunLocally(why))
         self._start(held, output, compute=True)
         return True
@@ -292,6 +292,18 @@ class Attempt:
         if emitted and self._emitted_s is not None:
             age_s = self._deps.clock() - self._emitted_s
         self._do(actions.Start(held.sequence_id, emitted, compute, age_s))
+
+    def _num_spared(self, held: DecodeReservation, output: Sequence[int]) -> int:
+        """Tokens whose KV its worker need not compute.
+
+        Where it has all of them and nothing follows, the last one's block is computed again, for
+        its logits.
+        """
+        num_cached, num_tokens = held.num_cached_tokens or 0, self._num_prompt_tokens + self.base
+        if num_cached < num_tokens or len(output) > self.base:
+            return num_cached
+        block_size = self._deps.block_size()
+        return (num_tokens - 1) // block_size * block_size
 
     def _book_cached(self, num_tokens: int) -> None:
         """Over several attempts the least counts."""

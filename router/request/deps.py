@@ -21,6 +21,7 @@ class RequestDeps:
     timers: Timers
     max_attempts: int
     draw: Callable[[], float] = lambda: 0.5  # at random, from 0 to 1: spreads pauses
+    block_size: Callable[[], int] = lambda: 16  # of the workers' caches, tokens
     allow_recompute: bool = True
     model_digest: Callable[[], str] = lambda: ""  # of what all workers have that are placed on now
     spare_only_s: float = 0.0  # since it first asks: so long it takes no room that others may want

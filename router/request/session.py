@@ -141,6 +141,7 @@ class Session:
             timers=self._config.timers,
             max_attempts=self._config.max_attempts,
             draw=random.random,
+            block_size=services.cluster.block_size,
             allow_recompute=self._config.allow_recompute,
             model_digest=lambda: services.cluster.model_digest,
             spare_only_s=BATCH_SPARE_ONLY_S if request.claim.is_batch else 0.0,

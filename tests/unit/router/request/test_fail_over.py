@@ -403,6 +403,16 @@ def test_a_prefix_that_is_cached_as_believed_is_computed_where_it_is() -> None:
     assert world.machine.attempt.num_cached_tokens == len(PROMPT) - 1
 
 
+@pytest.mark.parametrize(("block_size", "num_cached"), [(1, len(PROMPT) - 1), (len(PROMPT), 0)])
+def test_of_a_prompt_that_is_cached_whole_the_last_block_is_computed_again(
+    block_size: int, num_cached: int
+) -> None:
+    world = World(believed_cached=("d2",), block_size=block_size).begin()
+    world.reserve(cached=len(PROMPT))
+    assert world.started[world.reservation.sequence_id].compute_missing
+    assert world.machine.attempt.num_cached_tokens == num_cached
+
+
 def test_a_prefix_that_is_not_cached_is_computed_there_if_nobody_else_can() -> None:
     world = World(prefills=("p1",), believed_cached=("d2",)).begin()
     world.prefills.clear()

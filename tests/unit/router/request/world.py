@@ -96,6 +96,7 @@ class World:
         model_digest: str = "",
         in_order: bool = False,
         has_logprobs: bool = False,
+        block_size: int = 1,
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt.
 
@@ -143,6 +144,7 @@ class World:
                 timers=TIMERS,
                 max_attempts=max_attempts,
                 draw=draw,
+                block_size=lambda: block_size,
                 allow_recompute=allow_recompute,
                 foresee=foresee,
                 spare_only_s=spare_only_s,

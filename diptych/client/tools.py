@@ -30,7 +30,7 @@ class Tool(NamedTuple):
     name: str
     description: str = ""
     parameters: Mapping[str, JSONValue] | None = None
-    """JSON schema of its arguments, an object; None: the model is told of none."""
+    """JSON schema of its arguments, an object; None: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Tool(NamedTuple):
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
-    """JSON schema of its arguments; None: they were not told."""
+    """JSON schema of its arguments; None: it takes none."""
 
     def for_template(self, hide: Hide = shown) -> dict[str, Any]:
         """As templates expect it."""

@@ -13,6 +13,7 @@ from diptych.text.chat_template import Tool
 from diptych.text.response.template import ResponseTemplate
 
 _ANY_OBJECT: Final = {"type": "object"}
+_NOTHING: Final = {**_ANY_OBJECT, "additionalProperties": False}  # a function without parameters
 _WHITESPACE: Final = {"whitespace_pattern": r"[ \n]{1,8}"}  # models end up in loops of what is free
 _MOST_CALLS: Final = 32
 
@@ -40,7 +41,7 @@ def forced_calls(tools: Sequence[Tool], *, is_parallel: bool) -> Constraint:
     lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         begin = f'{{"name": {json.dumps(tool.name)}, "arguments": '
-        schema = _ANY_OBJECT if tool.parameters is None else {**_ANY_OBJECT, **tool.parameters}
+        schema = _NOTHING if tool.parameters is None else {**_ANY_OBJECT, **tool.parameters}
         written = json.dumps({**schema, "x-guidance": _WHITESPACE}, ensure_ascii=False)
         lines.append(f'call_{index}: {json.dumps(begin)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {written}")

@@ -60,6 +60,19 @@ def test_what_no_grammar_admits_is_no_call(arguments: str) -> None:
     assert parse(FORCED_CALLS, [text]).calls == ()
 
 
+@pytest.mark.parametrize(
+    ("parameters", "fits"), [(None, False), ({}, True), ({"type": "object"}, True)]
+)
+def test_a_tool_without_parameters_is_called_with_nothing(
+    parameters: dict[str, object] | None, fits: bool
+) -> None:
+    forced = forced_calls([Tool("g", parameters=parameters)], is_parallel=False)
+    for arguments, is_admitted in (("{}", True), ('{"x": 1}', fits)):
+        text = f'[{{"name": "g", "arguments": {arguments}}}]'.encode()
+        told = check(forced.kind.value, list(forced.texts), text)
+        assert (told["num_fitting"] == len(text)) is is_admitted, told
+
+
 SPACE = st.text(" \n", max_size=8)
 TEXTS = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), max_size=5)
 STRINGS = TEXTS.map(lambda each: json.dumps(each, ensure_ascii=False)) | st.just('"}, {"')
@@ -79,7 +92,7 @@ VALUES = st.recursive(
 def test_all_that_the_grammar_of_forced_calls_admits_is_read(values: list[str], size: int) -> None:
     each = [f'{{"x": {value}, "y": {value}}}' for value in values]
     text = "[" + ", ".join(f'{{"name": "g", "arguments": {one}}}' for one in each) + "]"
-    forced = forced_calls([Tool("g")], is_parallel=True)
+    forced = forced_calls([Tool("g", parameters={})], is_parallel=True)
     size_bytes = len(text.encode())
     fits = check(forced.kind.value, list(forced.texts), text.encode())["num_fitting"]
     assume(fits == size_bytes)  # there are characters that it wants to be escaped

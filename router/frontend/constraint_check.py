@@ -87,9 +87,15 @@ class _Checker:
     async def start(self) -> asyncio.subprocess.Process | None:
         """It, once it has loaded what it needs; None: it ended before it was asked anything.
 
-        Who gives up while it loads leaves it to the next, as it loads for all.
+        None too where the machine has no room for a process. Who gives up while it loads leaves it
+        to the next, as it loads for all.
         """
-        child = await self._running()
+        try:
+            child = await self._running()
+        except OSError as error:
+            extra = {"error": str(error)}
+            logger.warning("the check of constraints does not start", extra=extra)
+            return None
         if self._is_loading:
             assert child.stdout is not None
             has_loaded = (await child.stdout.readline()).endswith(b"\n")
@@ -110,6 +116,7 @@ class _Checker:
             await child.wait()
 
     async def _running(self) -> asyncio.subprocess.Process:
+        """Raises OSError: the machine has no room for it."""
         child = self._child
         if child is None or child.returncode is not None:
             child = self._child = await asyncio.create_subprocess_exec(

@@ -1,7 +1,9 @@
 """Constraints are checked by a process of its own, which none of them outlives for long."""
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -162,6 +164,30 @@ async def test_one_that_does_not_start_says_nothing_of_the_constraint(
             with pytest.raises(NoWorkerError, match="does not start"):
                 await check.check(LETTERS)
         monkeypatch.setattr(constraint_check, "_PROGRAM", program)
+        assert (await check.check(LETTERS)).grammar
+    finally:
+        await check.close()
+
+
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+async def test_where_no_process_can_be_begun_nothing_is_known_of_the_constraint(
+    monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """The router is out of files, its container of processes, or the machine of memory."""
+    check, is_full = ConstraintCheck(), True
+    begin = asyncio.create_subprocess_exec
+
+    async def exec_(*command: str, **given: Any) -> asyncio.subprocess.Process:
+        if is_full:
+            raise OSError(why, os.strerror(why))
+        return await begin(*command, **given)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", exec_)
+    try:
+        with pytest.raises(NoWorkerError, match="does not start") as caught:
+            await check.check(LETTERS)
+        assert caught.value.retry_after_s == RETRY_LATER_S
+        is_full = False
         assert (await check.check(LETTERS)).grammar
     finally:
         await check.close()

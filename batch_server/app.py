@@ -24,6 +24,7 @@ from batch_server.store.database import Database
 from batch_server.store.files import FileStore
 from batch_server.store.tenant_room import TenantBounds
 from diptych.process import Ready, settle
+from diptych.rpc.connections import GRPC_SHARE, most_connections
 from diptych.rpc.server import Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.telemetry.metrics import Metrics
@@ -127,6 +128,7 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
         return (await callers.tenant(authorization(metadata))).name
 
     return PublicEdge(
+        max_connections=most_connections(GRPC_SHARE),
         max_served=_MAX_CALLS,
         max_concurrent_rpcs=_MAX_CALLS_RATIO * _MAX_CALLS,
         max_concurrent_streams=_MAX_CALLS // 2,

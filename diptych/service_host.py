@@ -23,6 +23,7 @@ from prometheus_client.registry import RestrictedRegistry
 from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from diptych.rpc.connections import PROBES_SHARE, most_connections
 from diptych.rpc.health import Health
 from diptych.rpc.identity import Identity
 from diptych.rpc.server import PublicEdge, make_server
@@ -168,6 +169,7 @@ class ServiceHost:
         It is not watched there: streams would hold the places of those who ask.
         """
         edge = PublicEdge(
+            max_connections=most_connections(PROBES_SHARE),
             max_served=_MAX_PROBES,
             max_concurrent_rpcs=_MAX_PROBES,
             max_concurrent_streams=_MAX_PROBES_OF_ONE,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from diptych.errors import InvalidApiKeyError
+from diptych.rpc.connections import GRPC_SHARE, most_connections
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
@@ -112,6 +113,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
     # One that is somewhat too large hears in detail that it is.
     max_receive_bytes = config.max_request_bytes + config.max_request_bytes // 2
     return PublicEdge(
+        max_connections=most_connections(GRPC_SHARE),
         # As many requests as are taken, and some to hear in detail why they are not.
         max_served=max_served,
         max_concurrent_rpcs=min(_MAX_CALLS_RATIO * max_served, _MOST_CALLS),

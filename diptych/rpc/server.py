@@ -46,7 +46,8 @@ class PublicEdge:
     A peer of the cluster answers pings within two seconds or is lost; a client may
     pause for longer, and a gateway before it need not bear many pings. A connection
     ends after ``max_connection_age_s`` (its calls go on for ``max_connection_grace_s``),
-    so that clients spread over routers that came later. ``max_concurrent_streams`` calls
+    so that clients spread over routers that came later. One beyond ``max_connections`` is
+    closed as it comes. ``max_concurrent_streams`` calls
     at most go over one connection, more wait at their client; a message of more than
     ``max_receive_bytes`` ends its call before it is in memory; one that is not there
     ``body_patience_s`` after its call began ends it, too. Only ``max_slow`` may take longer than
@@ -60,6 +61,7 @@ class PublicEdge:
     reflection stream whose next question is not there after ``body_patience_s`` is ended.
     """
 
+    max_connections: int
     max_served: int
     max_concurrent_rpcs: int
     max_concurrent_streams: int
@@ -106,6 +108,7 @@ def _cluster_options(timers: Timers) -> ChannelOptions:
 def _public_options(public: PublicEdge) -> ChannelOptions:
     return [
         *keepalive_options(public.keepalive_s, public.keepalive_answer_s),
+        ("grpc.max_allowed_incoming_connections", public.max_connections),
         ("grpc.max_connection_age_ms", int(1000 * public.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", int(1000 * public.max_connection_grace_s)),
         ("grpc.max_concurrent_streams", public.max_concurrent_streams),

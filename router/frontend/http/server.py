@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import math
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -13,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from diptych.errors import ConfigurationError
+from diptych.rpc.connections import HTTP_SHARE, most_connections
 from diptych.rpc.identity import Certificate
 from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, Bounds
@@ -24,7 +24,6 @@ _DATE_AGE_S: Final = 1.0  # of what answers say
 _LAST_WORD_S: Final = 5.0
 _NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may not see why
 _BACKLOG: Final = 1024
-_MOST_CONNECTIONS: Final = 2**20
 _NUM_PROBES: Final = 3
 _WAITING_DIVISOR: Final = 4  # of all connections over TLS, to those before their handshake
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
@@ -83,12 +82,10 @@ def bounds_of(max_body_bytes: int, body_patience_s: float) -> Bounds:
     Connections get half of the files that the process may have open: no client can take
     those of gRPC and of the workers.
     """
-    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_endless = max_files == resource.RLIM_INFINITY
     return Bounds(
         max_message_bytes=MAX_HEAD_BYTES + _NUM_SWALLOWED * max_body_bytes,
         body_patience_s=body_patience_s + _LAST_WORD_S,
-        max_connections=_MOST_CONNECTIONS if is_endless else max_files // 2,
+        max_connections=most_connections(HTTP_SHARE),
     )
 
 

@@ -23,6 +23,7 @@ from tests.http2_frames import connected, message_head
 SIZE: Final = "/test.Requests/Size"
 MOST_SLOW: Final = 4
 EDGE = PublicEdge(
+    max_connections=8,
     max_served=40,
     max_concurrent_rpcs=80,
     max_concurrent_streams=40,

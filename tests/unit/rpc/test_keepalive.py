@@ -38,6 +38,7 @@ def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(grpc.aio, "server", capture)
     edge = PublicEdge(
+        max_connections=8,
         max_served=3,
         max_concurrent_rpcs=7,
         max_concurrent_streams=5,

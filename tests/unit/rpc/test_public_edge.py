@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -20,6 +20,7 @@ from tests.call_ends import told
 
 SERVES = health_pb2.HealthCheckResponse.SERVING
 EDGE = PublicEdge(
+    max_connections=8,
     max_served=2,
     max_concurrent_rpcs=20,
     max_concurrent_streams=10,
@@ -182,6 +183,31 @@ async def test_watches_and_reflection_take_no_place_of_others(
         assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == SERVES
         async with all_places(channel, REQUEST, b""):
             pass
+
+
+async def test_connections_beyond_the_bound_are_closed_as_they_come(
+    port: int, channel: grpc.aio.Channel
+) -> None:
+    """They take no file of the process, which needs some to find its workers again."""
+    await served(channel)
+    async with AsyncExitStack() as others:
+        for number in range(1, EDGE.max_connections + 3):
+            is_let_in = await others.enter_async_context(connection(port))
+            assert is_let_in == (number < EDGE.max_connections)
+        await served(channel)
+    async with open_channel(f"127.0.0.1:{port}") as later:
+        check = health_pb2_grpc.HealthStub(later).Check  # once gRPC has heard that they left
+        await check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30)
+
+
+@asynccontextmanager
+async def connection(port: int) -> AsyncIterator[bool]:
+    """One on which nothing is asked; whether it was let in, so that the server says something."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield await reader.read(1) != b""
+    finally:
+        writer.close()
 
 
 async def test_a_reflection_stream_that_asks_no_more_is_ended(channel: grpc.aio.Channel) -> None:

@@ -61,6 +61,15 @@ def test_requests_come_back_one_after_the_other() -> None:
     assert wait_s == pytest.approx(9.5)
 
 
+def test_who_asked_for_nothing_for_long_has_a_minutes_worth() -> None:
+    world, limits = World(), Limits(requests_per_minute=6)
+    world.admit(limits)
+    world.now_s += 3600.0
+    for _ in range(6):
+        world.admit(limits)
+    assert world.refusal(limits)[1] == pytest.approx(10.0)
+
+
 def test_open_requests_count_until_they_end() -> None:
     world, limits = World(), Limits(max_concurrent=2)
     first, _ = world.admit(limits), world.admit(limits)

@@ -79,3 +79,14 @@ def test_each_part_that_is_taken_has_its_own_time(loop: Loop) -> None:
     assert stuck == []
     loop.advance(2)
     assert stuck == [82.0]
+
+
+def test_a_write_that_begins_long_after_the_last_one_is_watched_too(loop: Loop) -> None:
+    stuck: list[float] = []
+    watch = WriteWatch(10.0, lambda: stuck.append(loop.now))
+    watch.begin()
+    watch.end()
+    loop.advance(60)
+    watch.begin()
+    loop.advance(10)
+    assert stuck == [70.0]

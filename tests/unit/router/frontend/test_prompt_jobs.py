@@ -102,6 +102,43 @@ async def test_tokens_of_which_a_worker_was_asked_are_counted(
     assert errands[0].num_placed_tokens == 3
 
 
+class Open(FakeSession):
+    """Is answered when all have had a turn; a prompt of one token is what no worker takes."""
+
+    num_open = 0
+    most_open = 0
+
+    def __init__(self, request_id: str, request: Any, *args: Any, **options: Any) -> None:
+        self.model_digest, self.usage = "a", SimpleNamespace(num_cached_tokens=0)
+        self._num_tokens = len(request.shape.prompt_ids)
+
+    def start(self) -> None:
+        Open.num_open += 1
+        Open.most_open = max(Open.most_open, Open.num_open)
+
+    async def next_event(self) -> None:
+        await asyncio.sleep(0)
+        if self._num_tokens == 1:
+            raise DeadlineExceededError("the deadline passed")
+
+    def close(self) -> None:
+        Open.num_open -= 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_few_of_a_call_are_asked_for_at_once_and_none_is_left_open(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    monkeypatch.setattr(Open, "most_open", 0)
+    jobs = [Job((1, 2), WantedStates(1))] * 60
+    if fails:
+        with pytest.raises(DeadlineExceededError):
+            await run(monkeypatch, [*jobs, JOBS[2]], Open)
+    else:
+        assert len(await run(monkeypatch, jobs, Open)) == 60
+    assert (Open.num_open, Open.most_open) == (0, 16)
+
+
 class Counted(TokenLogprobs):
     """Knows how many of its kind there are."""
 

@@ -123,6 +123,13 @@ class Tokens:
     async def run(self) -> None: ...
 
 
+async def test_without_keys_every_key_is_read_as_a_token() -> None:
+    tokens = Tokens()
+    callers = KnownCallers(None, tokens)
+    assert await callers.tenant("Bearer opaque") == Tenant("alice")
+    assert tokens.given == ["opaque"]
+
+
 async def test_beside_keys_only_what_looks_like_a_token_is_read_as_one(world: World) -> None:
     tokens = Tokens()
     callers = KnownCallers(ApiKeys(world.path), tokens)

@@ -428,6 +428,21 @@ def test_a_bad_word_is_that_alone_and_after_a_space(tokenizer: Tokenizer) -> Non
         assert caught.value.field == f"sampling.{field}"
 
 
+def test_a_bad_word_does_not_begin_as_a_prompt_does(tokenizer: Tokenizer) -> None:
+    class Prefixed:
+        """Puts a token before each prompt."""
+
+        vocab_size = tokenizer.vocab_size
+
+        def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+            return [0] * add_special + list(tokenizer.encode(text, add_special=False))
+
+    prefixed: Any = Prefixed()
+    words = ["hello", "new"]
+    found = validation.tokenize_bad_words(words, prefixed)
+    assert found == validation.tokenize_bad_words(words, tokenizer)
+
+
 def test_ids_are_read_from_the_message_without_a_copy() -> None:
     message = tokens(*range(50))
     prompt = read(message).prompt

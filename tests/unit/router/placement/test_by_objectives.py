@@ -126,3 +126,20 @@ def test_the_guard_hears_of_those_that_want_something() -> None:
     assert not policy.guard.is_due, "of these nothing was foretold"
     policy.ended_as(EndedRequest(1.0, 1.0 + 9 * LOOK_S, 10, Objectives(tpot_s=1.0), 1.0, 0.5))
     assert policy.guard.is_due
+
+
+def test_what_came_true_is_learned_behind_the_guard() -> None:
+    policy = made()
+    placement = policy.place(SOON, SNAPSHOT)
+    assert isinstance(placement, Paired)
+    before = placement.forecast
+    assert before is not None
+    for _ in range(100):
+        policy.came_true(before, before.chosen.ttft_s + 1.0)
+        policy.went_on(before, before.chosen.gap_s + 2.0)
+    placement = policy.place(SOON, SNAPSHOT)
+    assert isinstance(placement, Paired)
+    after = placement.forecast
+    assert after is not None
+    assert after.overhead_s == pytest.approx(before.overhead_s + 1.0)
+    assert after.handoff_overhead_s == pytest.approx(before.handoff_overhead_s + 2.0)

@@ -66,6 +66,14 @@ def test_tenants_are_bounded() -> None:
     assert len(lengths._of_tenants) == MAX_HISTOGRAMS
 
 
+def test_who_is_answered_all_the_time_is_not_forgotten_for_newcomers() -> None:
+    lengths = OutputLengths()
+    for number in range(2 * MAX_HISTOGRAMS):
+        lengths.learn(STANDARD, "a", 500)
+        lengths.learn(STANDARD, f"t{number}", 7)
+    assert expected(lengths, STANDARD, "a", 10_000) == 500
+
+
 def test_what_was_cut_off_says_only_that_it_would_have_been_longer() -> None:
     """Of those that may have more than five, half have ten and half have a thousand."""
     lengths = OutputLengths()

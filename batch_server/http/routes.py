@@ -1,8 +1,5 @@
 """Which path is answered by what: the ASGI application."""
 
-import http
-import logging
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -15,13 +12,11 @@ from batch_server.http.files import FileAnswers
 from diptych.errors import DiptychError, InvalidApiKeyError
 from router.frontend.callers.callers import Callers
 from router.frontend.http.authenticated import Authenticated
-from router.frontend.http.errors import RefusedError, answer_to, bug
-from router.frontend.http.exchange import REQUEST_ID, BodyRoom, Exchange
+from router.frontend.http.errors import RefusedError, answer_to
+from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
-from router.frontend.http.service import refusal
-
-logger = logging.getLogger(__name__)
+from router.frontend.http.refusals import crashed, refusal, unknown
 
 
 def make_app(
@@ -44,9 +39,9 @@ def make_app(
         exception_handlers={
             DiptychError: _refused,
             RefusedError: _refused,
-            HTTPException: _unknown,
+            HTTPException: unknown,
             ClientDisconnect: _left,
-            Exception: _crashed,
+            Exception: crashed,
         },
     )
     return Identified(Authenticated(app, callers, _ignore))
@@ -66,23 +61,6 @@ async def _refused(request: Request, error: Exception) -> Response:
     return refusal(answer_to(error))
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    """No such path, or another method."""
-    assert isinstance(error, HTTPException)
-    phrase = http.HTTPStatus(error.status_code).phrase
-    message = f"{request.method} {request.url.path}: {phrase}"
-    code = phrase.lower().replace(" ", "_")
-    response = refusal(answer_to(RefusedError(error.status_code, message, code)))
-    response.headers.update(error.headers or {})
-    return response
-
-
 async def _left(request: Request, error: Exception) -> Response:
     """Nobody reads the answer."""
     return Response(status_code=400)
-
-
-async def _crashed(request: Request, error: Exception) -> Response:
-    request_id: str = request.scope[REQUEST_ID]
-    logger.error("response crashed", exc_info=error, extra={"request": request_id})
-    return refusal(bug(request_id))

@@ -9,7 +9,7 @@ from diptych.errors import InvalidApiKeyError
 from router.frontend.callers.callers import Callers
 from router.frontend.http.errors import answer_to
 from router.frontend.http.exchange import TENANT, Exchange
-from router.frontend.http.service import refusal
+from router.frontend.http.refusals import refusal
 from router.frontend.http.static_page import PAGE_PATHS
 
 _OPEN_PATHS: Final = frozenset({"/health"}) | PAGE_PATHS

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.frontend.callers.callers import Anybody, Callers
 from router.frontend.http.errors import RefusedError, answer_to
 from router.frontend.http.identified import Identified
-from router.frontend.http.service import refusal
+from router.frontend.http.refusals import refusal
 
 _OF_NOBODY: Final = frozenset({"localhost", "local", "internal"})  # what no public name ends with
 _REFUSED: Final = RefusedError(

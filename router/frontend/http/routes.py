@@ -1,12 +1,7 @@
 """Which path is answered by what: the ASGI application."""
 
-import http
-import logging
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -20,21 +15,19 @@ from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
-from router.frontend.http.errors import RefusedError, answer_to, bug
-from router.frontend.http.exchange import REQUEST_ID, BodyRoom, Exchange
+from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
 from router.frontend.http.prompt_work import PromptRoutes
+from router.frontend.http.refusals import crashed, unknown
 from router.frontend.http.response_form import ResponseWriters
 from router.frontend.http.response_request import read_response
-from router.frontend.http.service import ServiceAnswers, refusal
+from router.frontend.http.service import ServiceAnswers
 from router.frontend.http.static_page import PAGE_PATHS, answer_page
 from router.frontend.http.tokens import TokenAnswers
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.validation import MOST_IDS
-
-logger = logging.getLogger(__name__)
 
 
 def make_app(
@@ -72,7 +65,7 @@ def make_app(
             Route("/health", service.health),
             Route("/metrics", service.metrics),
         ],
-        exception_handlers={HTTPException: _unknown, Exception: _crashed},
+        exception_handlers={HTTPException: unknown, Exception: crashed},
     )
 
     def record(path: str, exchange: Exchange, error: InvalidApiKeyError) -> None:
@@ -81,23 +74,3 @@ def make_app(
             route.record(exchange, error)
 
     return Identified(Authenticated(app, callers, record))
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    """No such path, or another method."""
-    assert isinstance(error, HTTPException)
-    phrase = http.HTTPStatus(error.status_code).phrase
-    refused = RefusedError(
-        error.status_code,
-        f"{request.method} {request.url.path}: {phrase}",
-        phrase.lower().replace(" ", "_"),
-    )
-    response = refusal(answer_to(refused))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _crashed(request: Request, error: Exception) -> Response:
-    request_id: str = request.scope[REQUEST_ID]
-    logger.error("response crashed", exc_info=error, extra={"request": request_id})
-    return refusal(bug(request_id))

@@ -16,7 +16,8 @@ from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NotServedError, No
 from diptych.telemetry.metrics_server import readable_accept
 from router.frontend.admission import Admission
 from router.frontend.cluster_view import ClusterView
-from router.frontend.http.errors import ErrorAnswer, answer_to
+from router.frontend.http.errors import answer_to
+from router.frontend.http.refusals import refusal
 from router.generation.cluster_report import ClusterReport, members_of
 
 _to_json: Final[Callable[[object], str]] = json.JSONEncoder(
@@ -95,9 +96,3 @@ class ServiceAnswers:
             "owned_by": "diptych",
             "max_model_len": self._admission.max_model_len,
         }
-
-
-def refusal(answer: ErrorAnswer) -> Response:
-    """An error as a response of Starlette's."""
-    headers = {} if answer.retry_after_s is None else {"retry-after": str(answer.retry_after_s)}
-    return JSONResponse(answer.content, answer.status, headers)

@@ -25,7 +25,7 @@ from batch_server.store.files import FileStore
 from batch_server.store.tenant_room import TenantBounds
 from diptych.process import Ready, settle
 from diptych.rpc.connections import GRPC_SHARE, most_connections
-from diptych.rpc.server import Metadata, PublicEdge
+from diptych.rpc.server import MAX_CALLS_RATIO, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.telemetry.metrics import Metrics
 from router.frontend.callers.callers import Anybody, Callers, authorization
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
 _MAX_UNTAKEN_BYTES = 128 * 2**20  # files go out in pieces: few wait, and lists of batches
 _MAX_CALLS = 256
-_MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
 _MAX_SLOW = 64  # to come, of a mebibyte each
 _UNBOUNDED_S = 2_000_000.0  # gRPC counts ms: there is no other server that a client could go to
 
@@ -130,7 +129,7 @@ def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
     return PublicEdge(
         max_connections=most_connections(GRPC_SHARE),
         max_served=_MAX_CALLS,
-        max_concurrent_rpcs=_MAX_CALLS_RATIO * _MAX_CALLS,
+        max_concurrent_rpcs=MAX_CALLS_RATIO * _MAX_CALLS,
         max_concurrent_streams=_MAX_CALLS // 2,
         max_receive_bytes=MAX_MESSAGE_BYTES,
         max_slow=_MAX_SLOW,

@@ -10,11 +10,11 @@ Pure functions. Idea: vLLM's automatic prefix caching.
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-BlockKey: TypeAlias = bytes  # 16 bytes
+KEY_BYTES: Final = 16
+BlockKey: TypeAlias = bytes  # KEY_BYTES
 
-_KEY_BYTES = 16
 _ROOT = b"diptych-block-key-2"  # changes with the scheme, so that old keys never match
 
 
@@ -60,4 +60,4 @@ def extend_block_keys(
 
 
 def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_KEY_BYTES).digest()
+    return blake2b(data, digest_size=KEY_BYTES).digest()

@@ -6,10 +6,8 @@ from functools import reduce
 from operator import xor
 from typing import NamedTuple
 
-from diptych.block_hash import BlockKey
+from diptych.block_hash import KEY_BYTES, BlockKey
 from diptych.v1 import cache_pb2
-
-_KEY_BYTES = 16
 
 
 class CacheChange(NamedTuple):
@@ -65,7 +63,7 @@ def fold(keys: Iterable[BlockKey]) -> int:
 
 
 def _keys(field: str, packed: bytes) -> tuple[BlockKey, ...]:
-    if len(packed) % _KEY_BYTES:
-        raise ValueError(f"{field}: {len(packed)} bytes are not keys of {_KEY_BYTES}")
-    ends = range(_KEY_BYTES, len(packed) + 1, _KEY_BYTES)
-    return tuple(packed[end - _KEY_BYTES : end] for end in ends)
+    if len(packed) % KEY_BYTES:
+        raise ValueError(f"{field}: {len(packed)} bytes are not keys of {KEY_BYTES}")
+    ends = range(KEY_BYTES, len(packed) + 1, KEY_BYTES)
+    return tuple(packed[end - KEY_BYTES : end] for end in ends)

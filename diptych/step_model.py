@@ -14,6 +14,7 @@ NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
 ENOUGH_FIXED: Final = (
     4.0  # times what a step costs by itself, that tokens cost which may do for one
 )
+NINE_OF_TEN: Final = 1.2816  # standard deviations that so many do not exceed
 _NUM_DOUBTED = 8  # steps of requests; fewer do not set right what trials had wrong
 MOST_S = 100.0  # that a worker may say of any part of a step; and the most of an upper ratio
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from diptych.errors import InvalidApiKeyError
 from diptych.rpc.connections import GRPC_SHARE, most_connections
 from diptych.rpc.identity import Certificate
-from diptych.rpc.server import Gate, Metadata, PublicEdge
+from diptych.rpc.server import MAX_CALLS_RATIO, Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from router.config import RouterConfig
 from router.frontend.admission import Admission, most_open
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 GRPC_SERVICES = (SERVICE, OPEN_INFERENCE)
 
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
-_MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
 _MOST_CALLS = 2**31 - 1  # that gRPC can count
 _GENERATING = INFERRING | {f"/{SERVICE}/Generate"}
 
@@ -116,7 +115,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         max_connections=most_connections(GRPC_SHARE),
         # As many requests as are taken, and some to hear in detail why they are not.
         max_served=max_served,
-        max_concurrent_rpcs=min(_MAX_CALLS_RATIO * max_served, _MOST_CALLS),
+        max_concurrent_rpcs=min(MAX_CALLS_RATIO * max_served, _MOST_CALLS),
         # One client alone does not take the last: others' health checks are answered.
         max_concurrent_streams=max_open + _SPARE_RPCS // 2,
         max_receive_bytes=max_receive_bytes,

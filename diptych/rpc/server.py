@@ -28,7 +28,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _TIMERS = Timers()
 _STANDARD: Final = "/grpc."  # health and reflection
-
+MAX_CALLS_RATIO: Final = 8  # all, with those whose clients take no answer, to those answered
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 

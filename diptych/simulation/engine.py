@@ -34,9 +34,8 @@ from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.paced import Paced
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.gaps import Gaps
-from diptych.step_model import StepCost, StepModel, StepWork
+from diptych.step_model import NINE_OF_TEN, StepCost, StepModel, StepWork
 
-_NINE_OF_TEN = 1.2816  # standard deviations
 _NUM_DRAWN = 65521  # of noise; then it comes again
 _NO_NOISE = (0.0,)
 _MOST_TOGETHER = 256  # steps
@@ -80,7 +79,7 @@ class Noise:
 
     def factor(self, num_step: int, upper_ratio: float) -> float:
         """Of a step: one in ten is above ``upper_ratio``, half of them below one."""
-        spread = math.log(max(1.0, upper_ratio)) / _NINE_OF_TEN
+        spread = math.log(max(1.0, upper_ratio)) / NINE_OF_TEN
         return math.exp(spread * self._normal[num_step % len(self._normal)])
 
 

@@ -9,12 +9,11 @@ has of one is bounded by the worker's budget, and what it has left is had by tho
 import math
 from typing import Final, NamedTuple
 
-from diptych.step_model import ENOUGH_FIXED, StepWork
+from diptych.step_model import ENOUGH_FIXED, NINE_OF_TEN, StepWork
 from router.placement.place import distance_ratio
 from router.placement.views import DecodeView, EngineView, PrefillView
 
-_NINE_OF_TEN = 1.2816  # standard deviations
-_SPREADS = _NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
+_SPREADS = NINE_OF_TEN / math.sqrt(2.0)  # as the error function counts them
 _MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 _LONG_PROMPT_S = 2.5  # that one takes: of two of them it says little what prompts took of late
 _LONGEST_SILENCE_S = 1.0  # between two messages of a worker

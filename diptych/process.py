@@ -24,6 +24,7 @@ import atexit
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -49,6 +50,7 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 _ORPHAN_GRACE_S = 10.0
 _THREADS_S = 2.0
+_MAX_FILES = 65_536
 
 Ready = Callable[[int], None]
 
@@ -154,6 +156,7 @@ def run(serve: Serve[P], config: P) -> int:
     would wait for the thread.
     """
     logs.set_up(f"diptych-{config.role}", config.log_level)
+    _take_files()
     failure: Exception | BaseExceptionGroup | None = None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         threads = loop_threads()
@@ -170,6 +173,14 @@ def run(serve: Serve[P], config: P) -> int:
     if failure is not None and _first_of(StuckThreadError, failure) is not None:
         _leave(code)
     return code
+
+
+def _take_files() -> None:
+    """May have many open, where the system lets it: shells say 1,024 for the sake of old ones."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if most == resource.RLIM_INFINITY else min(_MAX_FILES, most)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _told(failure: Exception | BaseExceptionGroup | None, role: str) -> int:

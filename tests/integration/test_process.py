@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -138,6 +139,18 @@ def test_it_waits_for_what_runs_beside_the_loop_for_a_moment_only(
     if code == 2:
         assert lines.pop() == "diptych example: --fail: asked for"
     assert json.loads(lines[-1])["at"] == "__main__.read_what_never_comes"
+
+
+def test_it_takes_the_files_that_it_may_have(tmp_path: Path) -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        with role(tmp_path) as (process, _):
+            found = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    wanted = 65_536 if most == resource.RLIM_INFINITY else min(65_536, most)
+    assert found == (max(256, wanted), most)
 
 
 def test_a_taken_port_is_one_line() -> None:

@@ -221,7 +221,8 @@ class RouterConfig(ProcessConfig):
         64 * 2**20,
         ge=1,
         description="Bytes of all requests that are open, of each what it has beyond 64 KiB; what "
-        "would be more is refused. A tenant may have as many as it leaves free.",
+        "would be more is refused. A tenant may have as many as it leaves free. No less than "
+        "max_request_bytes.",
     )
     max_untaken_bytes: int = Field(
         DEFAULT_BYTES,
@@ -285,6 +286,16 @@ class RouterConfig(ProcessConfig):
                 raise ValueError(
                     f"--{flag}: takes {_listed(ports)}, but --{other} takes {_listed(others)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_bytes(self) -> Self:
+        """A request that is not too large is let in where it is the only one."""
+        if self.max_open_bytes < self.max_request_bytes:
+            raise ValueError(
+                f"--max-open-bytes: {self.max_open_bytes} are no room for one request of "
+                f"--max-request-bytes, {self.max_request_bytes}"
+            )
         return self
 
     def _port_ranges(self) -> Mapping[str, range]:

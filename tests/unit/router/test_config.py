@@ -116,12 +116,23 @@ def test_the_least_and_the_greatest_weight(value: str, weight: float) -> None:
     assert config.classes.weight_of[RequestClass.REALTIME] == weight
 
 
+@pytest.mark.parametrize(
+    "args", [("--max-request-bytes", str(2**27)), ("--max-open-bytes", str(2**20))]
+)
+def test_one_request_that_is_not_too_large_has_room_when_it_is_alone(args: tuple[str, ...]) -> None:
+    """Else it is told to come again later, for ever."""
+    with pytest.raises(ConfigurationError, match=r"^--max-open-bytes: .* --max-request-bytes"):
+        load(*args)
+    load(*args, *("--max-request-bytes", str(2**20), "--max-open-bytes", str(2**20)))
+
+
 async def test_grpc_holds_the_largest_of_all() -> None:
-    seconds, count = "2000000", str(10**8)
+    seconds, count, num_bytes = "2000000", str(10**8), str(2**30)
     config = load(
         *("--max-connection-age-s", seconds, "--max-connection-grace-s", seconds),
         *("--timers.keepalive-s", seconds, "--timers.keepalive-answer-s", seconds),
-        *("--max-queue", count, "--max-concurrent", count, "--max-request-bytes", str(2**30)),
+        *("--max-queue", count, "--max-concurrent", count),
+        *("--max-request-bytes", num_bytes, "--max-open-bytes", num_bytes),
     )
     edge = public_edge(config)
     assert edge.max_concurrent_streams <= INT32

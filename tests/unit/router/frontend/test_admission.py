@@ -46,7 +46,13 @@ FREE = 65_536  # bytes of each request that need no room
 
 def admission(max_open_bytes: int = 10**6, **settings: Any) -> Admission:
     unused: Any = SimpleNamespace()
-    config = RouterConfig(model="m", decode=["a:1"], max_open_bytes=max_open_bytes, **settings)
+    config = RouterConfig(
+        model="m",
+        decode=["a:1"],
+        max_open_bytes=max_open_bytes,
+        max_request_bytes=max_open_bytes,
+        **settings,
+    )
     return Admission(unused, unused, config)
 
 

@@ -108,7 +108,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         telling.cancel()
         host.set_serving(False)
         await _see_off(ways.admission, config.timers, asyncio.get_running_loop().time)
-        await _drain(host, http, ways.admission, config.timers)
+        await drain(host, http, ways.admission, config.timers)
         background.stop()
         knowing.cancel()
         viewing.cancel()
@@ -292,12 +292,13 @@ async def _see_off(admission: Admission, timers: Timers, clock: Callable[[], flo
         await asyncio.sleep(timers.lame_duck_s)
 
 
-async def _drain(
+async def drain(
     host: ServiceHost, http: HttpServer | None, admission: Admission, timers: Timers
 ) -> None:
     """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left.
 
-    What comes with the GOAWAY is still taken, for as long as a lame duck's.
+    What comes with the GOAWAY is still taken, for as long as a lame duck's, and for half of the
+    time that there is at the most: it needs some to end.
     """
     patience_s = timers.drain_s
     async with asyncio.TaskGroup() as tasks:
@@ -306,7 +307,7 @@ async def _drain(
             tasks.create_task(http.stop(patience_s), name="http-drain")
         try:
             async with asyncio.timeout(patience_s):
-                await asyncio.sleep(timers.lame_duck_s)
+                await asyncio.sleep(min(timers.lame_duck_s, patience_s / 2))
                 admission.drain()
                 await admission.wait_idle()
         except TimeoutError:

@@ -1,11 +1,15 @@
 """How long a router that was told to stop goes on, with a clock of the test's."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from diptych.timers import Timers
+from router.app import drain
 from router.leaving import until_quiet
+from tests.virtual_time import run_virtually
 
 TIMERS = Timers(lame_duck_s=1.0, leave_s=4.0)
 
@@ -43,3 +47,41 @@ async def test_where_nobody_can_go_elsewhere_it_waits_once() -> None:
     clients = Clients([1])
     assert not await clients.leave(TIMERS.model_copy(update={"leave_s": 0.0}))
     assert clients.now_s == 101
+
+
+class Door:
+    """Host and admission of a router with one request, which comes with the GOAWAY."""
+
+    num_open = 1
+
+    def __init__(self, request_s: float) -> None:
+        self.refused_at_s: float | None = None  # what came from then on
+        self.was_idle = asyncio.Event()
+        asyncio.get_running_loop().call_later(request_s, self.was_idle.set)
+        self.server = self  # of the host
+
+    def drain(self) -> None:
+        self.refused_at_s = asyncio.get_running_loop().time()
+
+    async def wait_idle(self) -> None:
+        await self.was_idle.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """Of the server: what gRPC still has is over."""
+
+
+@pytest.mark.parametrize("lame_duck_s", [0.25, 20.0, 60.0])
+def test_what_comes_with_the_goaway_has_time_to_end(
+    lame_duck_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However late balancers look away."""
+
+    async def end() -> tuple[float | None, float]:
+        door: Any = Door(request_s=12.0)
+        await drain(door, None, door, Timers(lame_duck_s=lame_duck_s, drain_s=20.0))
+        return door.refused_at_s, asyncio.get_running_loop().time()
+
+    refused_at_s, ended_s = run_virtually(end())
+    assert refused_at_s == min(lame_duck_s, 10.0)
+    assert ended_s == 12.0
+    assert caplog.messages == []

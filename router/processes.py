@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SLACK_S = 10.0  # beyond what a router takes to drain, until it is killed
 _SETTLED_S = 60.0  # who listened this long did not die of what ended the one before
+_LATE_S = 60.0  # who has not listened by then is told of, each time: it may load for longer
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
@@ -125,7 +126,10 @@ class Processes:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(child.listening(), name="listening")
             ending = tasks.create_task(child.ended(), name="ending")
-            await asyncio.wait((listening, ending), return_when=asyncio.FIRST_COMPLETED)
+            both, first = (listening, ending), asyncio.FIRST_COMPLETED
+            while not (await asyncio.wait(both, timeout=_LATE_S, return_when=first))[0]:
+                extra = {"index": index, "pid": child.pid}
+                logger.warning("a process of the router does not listen yet", extra=extra)
             listening.cancel()
             ending.cancel()
         if not listening.cancelled():

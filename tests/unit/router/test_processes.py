@@ -79,12 +79,15 @@ class Router:
         self.children: list[FakeChild] = []
         self.told: list[list[str]] = []
         self.stop = asyncio.Event()
+        self.loads = False  # who is made from now on: it listens when the test says so
         self._dies = dies
         self._processes = Processes(count, self._make, self._on_listening)
 
     def _make(self, index: int) -> FakeChild:
         nth = sum(child.index == index for child in self.children)
         made = FakeChild(index, 100 + len(self.children), dies_with=self._dies(index, nth))
+        if self.loads:
+            made.listens.clear()
         self.children.append(made)
         return made
 
@@ -152,6 +155,30 @@ def test_one_that_hangs_is_ended_and_replaced(caplog: pytest.LogCaptureFixture) 
     for record in (hung, ended):
         assert (record.__dict__["index"], record.__dict__["pid"]) == (0, 100)
     assert ended.__dict__["exit_code"] == -9
+
+
+def test_a_replacement_that_does_not_listen_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """It may load for long, so nobody ends it; but one process less serves."""
+
+    async def live() -> None:
+        router = Router(2)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(router.run())
+            await router.until_told(1)
+            router.loads = True
+            router.children[1].end(-9)
+            await asyncio.sleep(150.0)
+            router.children[2].listens.set()
+            await router.until_told(2)
+            await asyncio.sleep(150.0)
+            router.stop.set()
+        assert [child.num_stops for child in router.children] == [1, 1, 1]
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(live())
+    _, *late = caplog.records
+    assert [(vars(record)["index"], vars(record)["pid"]) for record in late] == [(1, 102)] * 2
+    assert {record.message for record in late} == {"a process of the router does not listen yet"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, get_args
 
@@ -38,6 +40,7 @@ _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT_\d+_.*)$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 # Of pydantic's: a list whose parts look like numbers to Python, and are none in JSON.
 _LIST_FLAG = re.compile(r'error parsing value for field "(\w+)" from source "CliSettingsSource"')
+_LIST_TYPE = re.compile(r"(?:list|tuple)\[(.*?)(?:,\.\.\.)?\]$")
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 _NO_VALUE = "\0"  # what pydantic takes for null, of a flag: no text that anybody can give
 
@@ -64,7 +67,9 @@ def load(
     _refuse_unknown_environment(loader, env_prefix)
     try:
         flags = CliSettingsSource[BaseSettings](
-            loader, cli_parse_args=told.others, formatter_class=_HelpFormatter
+            loader,
+            cli_parse_args=told.others,
+            formatter_class=partial(_HelpFormatter, enums=list(_enums_in(config_type))),
         )
         loaded: BaseModel = loader(_cli_settings_source=flags)
         return config_type.model_validate(loaded.model_dump(by_alias=True, exclude={"config"}))
@@ -144,17 +149,23 @@ def _loader(
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One short usage line; what a value is instead of its Python type; no empty defaults."""
+    """One short usage line; what a value is instead of its Python type; no empty defaults.
+
+    Members of ``enums`` are shown as their values, which files and variables take alone.
+    """
 
     _METAVARS: ClassVar = {
         "str": "TEXT",
-        "list[str]": "TEXT",
-        "list[int]": "N",
+        "dict[int,float]": "N=X",
         "int": "N",
         "float": "X",
         "Path": "PATH",
         "ByteSize": "SIZE",
     }
+
+    def __init__(self, prog: str, *, enums: Iterable[type[StrEnum]]) -> None:
+        super().__init__(prog)
+        self._enums = {f"{{{','.join(each.__members__)}}}": each for each in enums}
 
     def add_usage(
         self,
@@ -169,25 +180,51 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         )
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if isinstance(action.metavar, str):
-            tuple_of = action.metavar.removeprefix("tuple[").removesuffix(",...]")
-            return self._METAVARS.get(tuple_of, tuple_of)
-        return super()._format_args(action, default_metavar)
+        if not isinstance(action.metavar, str):
+            return super()._format_args(action, default_metavar)
+        enum = self._enums.get(action.metavar)
+        if enum is not None:
+            return f"{{{','.join(enum)}}}"
+        one = _LIST_TYPE.sub(r"\1", action.metavar)
+        if one.startswith("{"):
+            return f"{{{one.replace('{', '').replace('}', '')}}}"  # a choice may be a choice
+        return self._METAVARS.get(one, one)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = super()._get_help_string(action)
+        text, metavar = super()._get_help_string(action), str(action.metavar or "")
         if text is None:
             return None
-        if action.metavar == "ByteSize":
+        if metavar == "ByteSize":
             text = re.sub(
                 r"(?<=default: )\d+(?=\)$)",
                 lambda size: ByteSize(size.group()).human_readable(),
                 text,
             )
-        if (action.metavar or "")[:5] == "tuple":
-            text = re.sub(r"(?<=default: )\((.*)\)(?=\)$)", _comma_separated, text)
-        repeat = " Repeatable." if (action.metavar or "")[:5] == "list[" else ""
-        return re.sub(rf" \(default: (None|{_NO_VALUE}||\[\])\)$", repeat, text)
+        if metavar in self._enums:
+            values = dict[str, str](self._enums[metavar].__members__)
+            text = re.sub(
+                r"(?<=default: )\w+(?=\)$)",
+                lambda name: values.get(name.group(), name.group()),  # of a model it is the value
+                text,
+            )
+        text = re.sub(rf" \(default: (None|{_NO_VALUE}||\[\]|{{}})\)$", "", text)
+        if _LIST_TYPE.match(metavar):
+            text = re.sub(r"(?<=default: )[(\[](.*)[)\]](?=\)$)", _comma_separated, text)
+        if not metavar.startswith("list["):
+            return text
+        said, default, value = text.partition(" (default: ")
+        return f"{said} Repeatable.{default}{value}"
+
+
+def _enums_in(kind: Any) -> Iterator[type[StrEnum]]:
+    """Those that a type is, or has in it: a model its fields', and those of models within."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        yield kind
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for field in kind.model_fields.values():
+            yield from _enums_in(field.annotation)
+    for part in get_args(kind):
+        yield from _enums_in(part)
 
 
 def _usage_of(positional: argparse.Action) -> str:

@@ -40,7 +40,7 @@ _SOURCES: Mapping[str, Source] = {
 
 
 class RouterConfig(ProcessConfig):
-    """Routes requests to prefill and decode workers. Frozen."""
+    """Routes requests to prefill and decode workers."""
 
     role: ClassVar[str] = "router"
 

@@ -6,13 +6,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
 from diptych.cli.batch_client import AwayError, BatchError, nobody_at
 from diptych.client.batches import BatchState
 from diptych.errors import ConfigurationError
+from diptych.rpc.channel import is_loopback
 
 _TIMEOUT_S: Final = 60.0
 _DISK_FULL: Final = 507
@@ -38,7 +39,8 @@ class HttpBatchClient:
     ) -> None:
         """``server_name`` is what a certificate has to be of; empty: the host of ``url``.
 
-        ``transport`` in place of the network. Raises ConfigurationError.
+        ``transport`` in place of the network. A proxy of the environment is gone by as by gRPC's
+        clients: not to this machine. Raises ConfigurationError.
         """
         self._url = url
         self._extensions = {"sni_hostname": server_name} if server_name else {}
@@ -51,12 +53,14 @@ class HttpBatchClient:
                 base_url=url,
                 headers={"authorization": f"Bearer {key}"} if key else {},
                 verify=trust,
-                trust_env=False,
+                trust_env=not is_loopback(urlsplit(url).netloc),
                 timeout=_TIMEOUT_S,
                 transport=transport,
             )
         except httpx.InvalidURL as error:
             raise ConfigurationError(f"--url: {error}") from None
+        except (ValueError, ImportError) as error:  # it is no URL, or of SOCKS
+            raise ConfigurationError(f"environment: a proxy: {error}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -5,9 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -194,6 +196,41 @@ def test_a_server_that_is_away_is_told() -> None:
 
     with client_of(server) as client, pytest.raises(BatchError, match="refused"):
         client.state("b")
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers in the place of whom it is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = json.dumps(told("completed", 4)).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_a_proxy_of_the_environment_is_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other commands do: unless ``no_proxy`` has the server, or it is on this machine."""
+    monkeypatch.setattr(Proxy, "asked", [])
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("no_proxy", "")
+        serving = threading.Thread(target=proxy.handle_request, daemon=True)
+        serving.start()
+        with HttpBatchClient("http://batches.example:8001") as client:
+            assert client.state("b").status == "completed"
+        serving.join()
+    assert Proxy.asked == ["http://batches.example:8001/v1/batches/b"]
+    with HttpBatchClient("http://127.0.0.1:1") as client, pytest.raises(BatchError):
+        client.state("b")
+    monkeypatch.setenv("http_proxy", "socks9://nobody")
+    with pytest.raises(ConfigurationError, match=r"^environment: a proxy: .*socks9"):
+        HttpBatchClient("http://batches.example:8001")
 
 
 def test_waiting_passes_over_a_server_that_is_started_again() -> None:

@@ -136,7 +136,8 @@ class GrammarStates:
             pace = known.pace
         row = _Row(key, grammar, history, pace, compiled_by_s)
         state, mask = self._masked(row, grammars)
-        for token_id in grammars.own_end_ids:
+        # Where tokenizer.json does not call an end special, its name would fit as text.
+        for token_id in grammars.own_end_ids | grammar.end_token_ids:
             mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
         if state.matcher.is_accepting():
             for token_id in grammar.end_token_ids:

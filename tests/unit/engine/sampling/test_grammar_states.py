@@ -1,5 +1,6 @@
 """Which tokens a constraint lets through, and what else is asked for beside it."""
 
+import json
 import threading
 from array import array
 from concurrent.futures import Future
@@ -94,6 +95,23 @@ def test_only_what_fits_is_allowed_and_all_ends_where_it_is_whole(
     assert allowed(states, spec('start: "a" "a"?', [])) == set(a)
     assert allowed(states, spec('start: "a" "a"?', a)) == {*a, *ENDS}
     assert allowed(states, spec('start: "a" "a"?', a * 2)) == ENDS
+
+
+def test_an_end_whose_name_fits_as_text_is_for_where_it_is_whole(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """As where it is a piece of the vocabulary, and another file says that it is an end."""
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["added_tokens"] = [each for each in made["added_tokens"] if each["id"] not in ENDS]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    states = GrammarStates(Grammars.from_folder(tmp_path, VOCAB_SIZE))
+    text, output = r"start: /[a-z<>]+!/", tokenizer.encode("a")
+    spelt = set(tokenizer.encode("<", add_special=False))
+    for number, so_far in enumerate(([], output)):
+        admitted = allowed(states, spec(text, so_far, number))
+        assert spelt <= admitted
+        assert not admitted & ENDS
+    assert allowed(states, spec(text, [*output, *tokenizer.encode("!")])) == ENDS
 
 
 def test_detail_25_thoughts_and_an_answer_are_made_again_from_tokens(

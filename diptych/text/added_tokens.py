@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from diptych.errors import ConfigurationError
 
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")  # of transformers 4 and 5
 
 
 def add_stated_tokens(
@@ -43,6 +44,22 @@ def add_stated_tokens(
         elif entry.get("special") and not own.special:
             own.special = True
             tokenizer.add_special_tokens([own])
+
+
+def add_named_tokens(
+    tokenizer: Tokenizer, settings: Mapping[str, Any], bounds: Collection[str]
+) -> None:
+    """Pieces of the vocabulary that the settings list as special are tokens, as in transformers.
+
+    So are ``bounds``, which begin or end a text. Not what pads one, which may be any word.
+    """
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    lists = (settings.get(name) for name in _LISTS)
+    named = [text for each in lists if isinstance(each, list) for text in each]
+    for text in (*bounds, *named):
+        is_piece = isinstance(text, str) and tokenizer.token_to_id(text) is not None
+        if is_piece and text not in added:
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
 
 
 def _entries(path: Path, listed: Any) -> Iterator[tuple[int, str, Mapping[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
-from diptych.text.added_tokens import add_stated_tokens
+from diptych.text.added_tokens import add_named_tokens, add_stated_tokens
 from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
 from diptych.text.context_length import context_length
 from diptych.text.identity import text_digest
@@ -43,6 +43,8 @@ class Tokenizer:
         special_tokens = {role: _token_text(folder, settings, role) for role in SPECIAL_TOKEN_ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
         add_stated_tokens(self._tokenizer, folder, settings, known.values())
+        bounds = [text for role, text in known.items() if role in ("bos_token", "eos_token")]
+        add_named_tokens(self._tokenizer, settings, bounds)
         added = self._tokenizer.get_added_tokens_decoder()
         eos_token_id = self._id_of(known.get("eos_token"), None)
         self.digest = text_digest(folder)

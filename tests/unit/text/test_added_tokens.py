@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError
 from diptych.text.tokenizer import Tokenizer
@@ -63,6 +64,21 @@ def test_added_tokens_json_counts_where_no_other_file_lists_tokens(tmp_path: Pat
     without = settings | {"eos_token": "</s>", "added_tokens_decoder": {}}
     tokenizer = write_folder(tmp_path, byte_level_tokenizer(), **without)
     assert NEW_ID not in tokenizer.encode("<x>")
+
+
+def test_a_piece_of_the_vocabulary_that_is_named_as_special_is_a_token(tmp_path: Path) -> None:
+    content = json.loads(byte_level_tokenizer().to_str())
+    content["added_tokens"] = []
+    content["model"]["vocab"] |= {"<pad>": NEW_ID, "<turn>": NEW_ID + 1}
+    raw = HFTokenizer.from_str(json.dumps(content))
+    settings = {"pad_token": "<pad>", "additional_special_tokens": ["<turn>", "<nowhere>"]}
+    tokenizer = write_folder(tmp_path, raw, **settings)
+    assert tokenizer.special_token_ids == {0, 1, NEW_ID + 1}
+    assert {tokenizer.bos_token_id} | tokenizer.eos_token_ids == {0, 1, 2}
+    ids = tokenizer.encode("<turn>a</s><s>b", add_special=False)
+    assert ids == [NEW_ID + 1, *tokenizer.encode("a"), 1, 0, *tokenizer.encode("b")]
+    assert tokenizer.decode(ids) == "ab"
+    assert NEW_ID not in tokenizer.encode("<pad>"), "it may be any word"
 
 
 def test_one_that_cannot_have_its_id_is_named(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class ModelConfig:
         Raises:
             ConfigurationError: names the key and value it cannot follow.
         """
-        is_text_part = config.get("model_type") in TEXT_TYPES
+        is_text_part = str(config.get("model_type")) in TEXT_TYPES  # it may be anything
         if is_text_part:
             config = _text_part(config)
         refuse_other_kinds(config)

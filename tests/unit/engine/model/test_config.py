@@ -329,6 +329,7 @@ def test_the_text_part_of_a_model_with_images() -> None:
     [
         ({"model_type": "mamba"}, "mamba"),
         ({"model_type": None}, "None"),
+        ({"model_type": ["llama"]}, "model_type"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),

@@ -315,6 +315,11 @@ async def test_a_worker_that_tells_nothing_of_the_prompt_gives_no_answer(wide_mo
         assert answer.token_ids == []
 
 
+async def num_foretold(address: str) -> float:
+    samples = await asyncio.to_thread(metrics.scrape, address)
+    return samples["diptych_router_ttft_foretold_ratio_count"]
+
+
 async def test_the_worker_of_the_fastest_steps_is_chosen_and_what_came_true_is_told(
     wide_model: Path, tmp_path: Path
 ) -> None:
@@ -328,20 +333,15 @@ async def test_the_worker_of_the_fastest_steps_is_chosen_and_what_came_true_is_t
         near.step_model = StepModel(decode=StepCost(0.01, num_steps=100))
         far.step_model = StepModel(decode=StepCost(0.5, num_steps=100))
         address = json.loads(ports.read_text())["metrics_address"]
-
-        async def num_foretold() -> float:
-            samples = await asyncio.to_thread(metrics.scrape, address)
-            return samples["diptych_router_ttft_foretold_ratio_count"]
-
-        while not await num_foretold():  # until the workers have said so
+        while not await num_foretold(address):  # until the workers have said so
             await cluster.generate()
-        workers, known = (fast, near, slow, far), await num_foretold()
+        workers, known = (fast, near, slow, far), await num_foretold(address)
         before = [len(worker.specs) for worker in workers]
         for _ in range(3):
             await cluster.generate()
         more = [len(worker.specs) - num for worker, num in zip(workers, before, strict=True)]
         assert more == [3, 3, 0, 0]
-        assert await num_foretold() == known + 3
+        assert await num_foretold(address) == known + 3
         await assert_refused_by_what_is_foretold(cluster, address, fast)
 
 
@@ -355,20 +355,15 @@ async def test_unless_told_otherwise_requests_with_objectives_are_placed_by_what
         fast.step_model = StepModel(prefill=StepCost(2.0, num_steps=100))
         cluster.decode[0].step_model = StepModel(decode=StepCost(0.01, num_steps=100))
         address = json.loads(ports.read_text())["metrics_address"]
-
-        async def num_foretold() -> float:
-            samples = await asyncio.to_thread(metrics.scrape, address)
-            return samples["diptych_router_ttft_foretold_ratio_count"]
-
         request = token_request(PROMPT, max_tokens=3)
         request.ttft_ms = 60_000
-        while not await num_foretold():  # until the workers have said so
+        while not await num_foretold(address):  # until the workers have said so
             assert (await generate(cluster.channel, request)).error is None
         await assert_refused_by_what_is_foretold(cluster, address, fast)
-        known = await num_foretold()
+        known = await num_foretold(address)
         for _ in range(4):
             await cluster.generate()
-        assert await num_foretold() == known, "nobody asked"
+        assert await num_foretold(address) == known, "nobody asked"
         num_specs = len(fast.specs)
         answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=3), timeout_s=1.0)
         assert isinstance(answer.error, DeadlineUnreachableError)

@@ -15,7 +15,7 @@ from router.placement.placement import DecodeOnly, Paired, Why
 from router.placement.query import Query
 from router.placement.views import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
-from tests.unit.router.cluster.world import READY, FakeChannel, World, proven, targets
+from tests.unit.router.cluster.world import READY, FakeChannel, World, placeable, proven, targets
 from tests.unit.router.request.dispatch_world import Deaf
 
 PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
@@ -60,30 +60,22 @@ def soft(world: World, name: str, held: tuple[int, ...], **changes: object) -> N
     )
 
 
-def pools(world: World) -> tuple[set[str], set[str]]:
-    snapshot = world.cluster.snapshot()
-    return (
-        {view.worker.address for view in snapshot.prefill},
-        {view.worker.address for view in snapshot.decode},
-    )
-
-
 def worker(name: str) -> WorkerId:
     return WorkerId(f"{name}:1", f"{name}:1-1")
 
 
 async def test_a_worker_that_has_only_roles_without_a_name_here_gets_no_more_work() -> None:
     world = soft_world(a=BOTH, b=(DECODE,))
-    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+    assert placeable(world) == ({"a:1"}, {"a:1", "b:1"})
     world.says("b:1", role=78, roles=(78,), able_roles=(78,))
-    assert pools(world) == ({"a:1"}, {"a:1"})
+    assert placeable(world) == ({"a:1"}, {"a:1"})
     soft(world, "b", (DECODE,))
-    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+    assert placeable(world) == ({"a:1"}, {"a:1", "b:1"})
 
 
 async def test_a_worker_of_both_roles_is_in_both_pools_over_one_watch() -> None:
     world = soft_world(a=BOTH, b=(DECODE,))
-    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+    assert placeable(world) == ({"a:1"}, {"a:1", "b:1"})
     assert world.cluster.snapshot().has_prefill_pool, "though no list names one"
     seen = world.cluster.overview()
     assert [each.address for each in seen.prefill] == ["a:1"]
@@ -110,7 +102,7 @@ async def test_a_flip_moves_a_worker_between_the_pools_and_is_news() -> None:
     soft(world, "a", (DECODE,))
     soft(world, "b", (PREFILL,))
     assert world.num_changes >= 2, "who waits may be placed now"
-    assert pools(world) == ({"b:1"}, {"a:1"})
+    assert placeable(world) == ({"b:1"}, {"a:1"})
     placed = world.policy.place(QUERY, world.cluster.snapshot())
     assert placed == Paired(worker("b"), worker("a")), "its pair was proven before"
 
@@ -123,7 +115,7 @@ async def test_a_worker_that_lost_a_role_keeps_what_it_has() -> None:
     assert link.reserve(decode_pb2.Reserve(sequence_id=7), listener)
     soft(world, "a", (PREFILL,))
     soft(world, "b", (DECODE,))
-    assert pools(world) == ({"a:1"}, {"b:1"})
+    assert placeable(world) == ({"a:1"}, {"b:1"})
     assert world.cluster.decode_link(worker("a")) is link
     assert (link.load.num_own, listener.lost) == (1, [])
     assert worker("b") in link._peers, "leases that b has are pulled to their end"
@@ -136,7 +128,7 @@ async def test_one_that_waits_for_a_pair_is_a_source_while_it_may_have_leases() 
     world = soft_world(a=(PREFILL,), b=(DECODE,))
     link = world.cluster._decode["b:1"].link
     soft(world, "a", (DECODE,), state=worker_pb2.SERVING_STATE_STARTING)
-    assert pools(world) == (set(), {"b:1"})
+    assert placeable(world) == (set(), {"b:1"})
     assert worker("a") in link._peers
     soft(world, "a", (DECODE,), state=worker_pb2.SERVING_STATE_FAILED)
     assert worker("a") not in link._peers
@@ -158,7 +150,7 @@ async def test_what_was_sent_to_one_role_counts_for_the_other_until_the_worker_t
 async def test_a_worker_is_left_with_all_its_roles() -> None:
     world = soft_world(a=BOTH, b=BOTH)
     world.cluster.set_members(targets([], ["b:1"]))
-    assert pools(world) == ({"b:1"}, {"b:1"})
+    assert placeable(world) == ({"b:1"}, {"b:1"})
     assert world.cluster.prefill_watch(worker("a")) is None
     assert world.cluster.decode_link(worker("a")) is None
 

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -29,7 +28,6 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
 from router.untaken import SLOW_S, Untaken
-from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.request.dispatch_world import DECODE, PROMPT, Untraced, opened
 from tests.unit.router.request.world import World
 
@@ -123,11 +121,6 @@ async def test_only_the_first_choice_can_be_turned_away() -> None:
     assert [session.front for session in sessions] == [False, None, None]
     await choices.next_event()
     assert [session.front for session in sessions] == [False, True, True]
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    return write_folder(tmp_path, byte_level_tokenizer())
 
 
 class RealChoices:

@@ -1,7 +1,5 @@
 """Emitted tokens become responses: text, positions, stop strings, timing."""
 
-from pathlib import Path
-
 import pytest
 
 from diptych.errors import InvalidRequestError
@@ -17,15 +15,8 @@ from router.generation.answer import CalledTool, ChoiceFinished, Delta
 from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import EmittedTokens, RequestShape
 from router.request.response_builder import OnEmitted, ResponseBuilder
-from tests.text_models import byte_level_tokenizer, write_folder
 
 PROMPT = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("byte-level")
-    return write_folder(folder, byte_level_tokenizer())
 
 
 class Clock:

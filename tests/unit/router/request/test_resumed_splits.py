@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import count, pairwise
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -22,18 +21,11 @@ from router.generation.answer import ChoiceFinished, Delta
 from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import RequestShape
 from router.request.response_builder import ResponseBuilder
-from tests.text_models import byte_level_tokenizer, write_folder
 
 PIECE = 1024  # characters that a parser looks through at once
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 WORDS = ["<think>", "</think>", CALL, CALL[:-13], "<", "a", "bc", "ü", " ", "\n", "two"]
 FORM = ThoughtForm(open=Mark.of("<think>", {}), close=Mark.of("</think>", {}))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("byte-level")
-    return write_folder(folder, byte_level_tokenizer())
 
 
 def built(

@@ -1,7 +1,6 @@
 """Which of a session's output goes past the task that takes it."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
 from router.untaken import Taker, Untaken
-from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.request.dispatch_world import DECODE, PROMPT, Untraced, World, opened
 
 A, B, C, D = 66, 67, 68, 69
@@ -112,12 +110,6 @@ async def asking(run: Run, tasks: asyncio.TaskGroup) -> asyncio.Task[object]:
     task: asyncio.Task[object] = tasks.create_task(run.session.next_event())
     await asyncio.sleep(0)
     return task
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("byte-level")
-    return write_folder(folder, byte_level_tokenizer())
 
 
 async def test_what_comes_while_the_task_waits_goes_past_it(

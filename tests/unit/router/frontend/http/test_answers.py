@@ -46,7 +46,6 @@ from router.generation.answer import (
     Transfer,
     Usage,
 )
-from tests.text_models import byte_level_tokenizer, write_folder
 
 USAGE = Usage(num_prompt_tokens=5, num_output_tokens=3, num_cached_tokens=4)
 
@@ -227,11 +226,6 @@ def test_details_1_and_4_the_end_of_a_stream() -> None:
         "prompt_tokens_details": {"cached_tokens": 4},
     }
     assert all("usage" not in piece for piece in streamed(CHAT, events_of(["a"])))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return write_folder(tmp_path_factory.mktemp("byte-level"), byte_level_tokenizer())
 
 
 def found(token_id: int, *top: int) -> TokenLogprobs:

@@ -1,6 +1,4 @@
-"""What tests of the front door share."""
-
-from pathlib import Path
+"""What tests of the router share."""
 
 import pytest
 
@@ -10,5 +8,4 @@ from tests.text_models import byte_level_tokenizer, write_folder
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("byte-level")
-    return write_folder(folder, byte_level_tokenizer())
+    return write_folder(tmp_path_factory.mktemp("byte-level"), byte_level_tokenizer())

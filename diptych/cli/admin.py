@@ -12,13 +12,13 @@ from pydantic_settings import CliPositionalArg
 from diptych import settings
 from diptych.address import check_address
 from diptych.errors import ConfigurationError
+from diptych.process import EXIT_FAILED
 from diptych.rpc.identity import Identity, TlsFiles
 from diptych.rpc.peer_channel import Dialer
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 
-EXIT_REFUSED = 1
 RoleName = Literal["prefill", "decode"]
 _ROLES: Final[Mapping[RoleName, worker_pb2.WorkerRole]] = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
@@ -72,7 +72,7 @@ def run(args: list[str]) -> int:
     except grpc.aio.AioRpcError as error:
         known = from_rpc_error(error)
         print(f"diptych admin: {known.reason}: {known.message}", file=sys.stderr)  # noqa: T201
-        return EXIT_REFUSED
+        return EXIT_FAILED
     line = f"{_names(answer.before)} -> {_names(answer.roles)}"
     if answer.num_unfinished:
         line += f"; {answer.num_unfinished} of what it takes no more go on to their end"

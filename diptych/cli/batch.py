@@ -19,9 +19,9 @@ from diptych.cli.batch_over_http import HttpBatchClient
 from diptych.cli.connection import read_key
 from diptych.client.batches import ENDED, BatchState
 from diptych.errors import ConfigurationError
+from diptych.process import EXIT_CONFIGURATION, EXIT_FAILED
 from diptych.progress import ConsoleProgress
 
-EXIT_FAILED = 1
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 _PATIENCE_S = 300.0  # with a server that is away, as one is that is started again
@@ -138,7 +138,7 @@ def run(args: list[str]) -> int:
         print(f"diptych batch: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     print(_USAGE)  # noqa: T201
-    return 0 if name in ("-h", "--help") else 2
+    return 0 if name in ("-h", "--help") else EXIT_CONFIGURATION
 
 
 def _load(config: type[C], name: str, args: list[str]) -> C:

@@ -20,9 +20,9 @@ from diptych.cli.shown_answer import show_answer, write_text, write_thought
 from diptych.cli.tool_file import Calls, read_tools, shown, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
+from diptych.process import EXIT_FAILED
 from diptych.v1 import inference_pb2
 
-EXIT_REFUSED = 1
 _UNANSWERED = "There is no answer."
 
 
@@ -59,7 +59,7 @@ def run(args: list[str]) -> int:
             raise
         except DiptychError as error:
             _complain(f"diptych chat: {error.reason}: {error.message}")
-            return EXIT_REFUSED
+            return EXIT_FAILED
         try:
             conversation = Conversation(config.model, config.system, options, tools)
             _Chat(runner, client, conversation, config.timeout_s).run()

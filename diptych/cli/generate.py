@@ -19,11 +19,11 @@ from diptych.cli.streams import read_input
 from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
+from diptych.process import EXIT_FAILED
 from diptych.request_class import RequestClass
 from diptych.service_level import LEVEL_HELP, ServiceLevel
 from diptych.v1 import inference_pb2
 
-EXIT_REFUSED = 1
 _PROMPTS = ("message", "prompt", "chat")  # of which there is one
 
 
@@ -120,14 +120,14 @@ def run(args: list[str]) -> int:
         raise
     except DiptychError as error:
         print(f"\ndiptych generate: {error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
-        return EXIT_REFUSED
+        return EXIT_FAILED
     print(flush=True)  # noqa: T201
     if config.timing and last.usage is not None and last.timing is not None:
         print("\n".join(breakdown(last.usage, last.timing)), file=sys.stderr)  # noqa: T201
     is_well = not config.expect_handoff or _was_handed_off(last)
     if trace is not None:
         is_well &= asyncio.run(trace.was_sent(last.timing))
-    return 0 if is_well else EXIT_REFUSED
+    return 0 if is_well else EXIT_FAILED
 
 
 def _was_handed_off(last: Chunk) -> bool:

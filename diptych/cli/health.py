@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
 from diptych.address import Address
+from diptych.process import EXIT_FAILED
 from diptych.rpc.identity import Identity, PeerRole, TlsFiles
 
-EXIT_NOT_SERVING = 1
 _DIRECTLY: Final[list[tuple[str, Any]]] = [("grpc.enable_http_proxy", 0)]
 
 
@@ -38,7 +38,7 @@ def run(args: list[str]) -> int:
     config = settings.load(HealthConfig, args, prog="diptych health", env_prefix="DIPTYCH_HEALTH_")
     said = _ask(config)
     print(said, file=sys.stdout if said == "SERVING" else sys.stderr)
-    return 0 if said == "SERVING" else EXIT_NOT_SERVING
+    return 0 if said == "SERVING" else EXIT_FAILED
 
 
 def _ask(config: HealthConfig) -> str:

@@ -15,8 +15,8 @@ from diptych.cli.connection import RouterConnection
 from diptych.cli.top_screen import Sample, printable, screen
 from diptych.client import DiptychClient
 from diptych.errors import ConfigurationError, DiptychError
+from diptych.process import EXIT_FAILED
 
-EXIT_REFUSED = 1
 _PATIENCE_S = 10.0
 _PLAIN_COLUMNS = 200  # of what no terminal shows: lines are cut nowhere
 
@@ -44,7 +44,7 @@ def run(args: list[str]) -> int:
         raise
     except DiptychError as error:
         print(f"diptych top: {_line(config, error)}", file=sys.stderr)  # noqa: T201
-        return EXIT_REFUSED
+        return EXIT_FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
         if is_once:  # what was asked for has not been shown
             raise

@@ -21,10 +21,10 @@ from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError
 from diptych.formats import DeviceName, Quantization
+from diptych.process import EXIT_FAILED
 from diptych.telemetry.log_writer import RawStandardError
 from diptych.v1 import inference_pb2
 
-EXIT_CHILD_FAILED = 1
 _NAME = "diptych"
 _CARD_SHARE = 0.9  # of a GPU's memory, which all workers have together
 _STANDARD_ERROR = RawStandardError()  # what is lost is not tried again as the process ends
@@ -228,7 +228,7 @@ async def _up(config: UpConfig) -> int:
         say("up", f"{error}; its last lines:")
         for line in error.tail:
             say(error.name, line)
-        return EXIT_CHILD_FAILED
+        return EXIT_FAILED
     return 0
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from diptych.cli import admin
 from diptych.errors import InvalidRequestError, WorkerDrainingError
+from diptych.process import EXIT_FAILED
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
@@ -261,7 +262,7 @@ async def test_a_worker_of_one_role_says_why_it_takes_no_other(
 ) -> None:
     async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
         flags = ["roles", worker.address, "--roles", "decode,prefill"]
-        assert await asyncio.to_thread(admin.run, flags) == admin.EXIT_REFUSED
+        assert await asyncio.to_thread(admin.run, flags) == EXIT_FAILED
         assert "serves prefill alone, not decode" in capsys.readouterr().err
         assert list((await worker.state()).roles) == [PREFILL_ROLE]
 

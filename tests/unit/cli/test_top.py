@@ -11,6 +11,7 @@ from diptych.cli.main import main
 from diptych.cli.top_screen import OWNERS, Sample, block_bar, screen
 from diptych.client import DiptychClient
 from diptych.errors import DiptychError, NotServedError
+from diptych.process import EXIT_FAILED
 from diptych.v1.inference_pb2 import (
     BlockView,
     DescribeClusterResponse,
@@ -176,7 +177,7 @@ def test_a_router_that_does_not_tell_or_is_not_there_is_one_line(
     answers: Callable[[list[object]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers([NotServedError("this router does\nnot tell")])
-    assert top.run(["--address", "r:1", "--once"]) == top.EXIT_REFUSED
+    assert top.run(["--address", "r:1", "--once"]) == EXIT_FAILED
     assert capsys.readouterr() == ("", "diptych top: r:1: NOT_SERVED: this router does not tell\n")
 
 

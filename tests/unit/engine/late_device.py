@@ -136,15 +136,6 @@ class ModelThread(Executor):
             self.jobs.popleft()
 
 
-class HastyModelThread(ModelThread):
-    """Does not wait for a step that draws nothing: there is no result to wait for."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        (plan,) = args
-        completed = super().submit(fn, plan)
-        return completed if draws(plan) else _returned(plan)
-
-
 class LaunchingThread(ModelThread):
     """Launches and waits, one job after another, when the test lets it."""
 

@@ -7,9 +7,9 @@ and beside lines for which nobody else has to wait. The figure is the P95 of the
 token, of what it is alone.
 """
 
+import argparse
 import random
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -93,10 +93,14 @@ def figures(case: Case) -> str:
     return f"alone {p95_s(alone):.3f} s, batch as any other {told[0]}, with room left {told[1]}"
 
 
-def main(names: Sequence[str]) -> None:
-    for name in names or CASES:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=[*CASES], help=", ".join(CASES))
+    for name in parser.parse_args().names:
         print(f"{name}: {figures(CASES[name])}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

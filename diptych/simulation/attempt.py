@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
-from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.errors import BlocksComingError, BlocksExhaustedError, DiptychError
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.router import Seat, SimulatedRouter
@@ -164,14 +164,16 @@ class Attempt:
 
     def _later(self, happening: Callable[[], None], at_s: float | None = None) -> None:
         """A message's time later, or then, unless the attempt is closed by then."""
+        message_s = self._router.wires.message_s
+        at_s = self._agenda.now_s + message_s if at_s is None else at_s
+        self._agenda.at(at_s, self._if_open(happening))
 
+    def _if_open(self, happening: Callable[[], None]) -> Callable[[], None]:
         def if_open() -> None:
             if self._is_open:
                 happening()
 
-        self._agenda.at(
-            self._agenda.now_s + self._router.wires.message_s if at_s is None else at_s, if_open
-        )
+        return if_open
 
     def _refused(self, worker: WorkerId, error: DiptychError) -> None:
         self._later(lambda: self._owner.refused(worker, error))
@@ -218,6 +220,8 @@ class Attempt:
             lease.seat.host.engine.add_prefill(
                 lease.seq, lambda update: self._on_prefill(lease, update)
             )
+        except BlocksComingError:  # others leave for it
+            lease.seat.host.engine.after_step(self._if_open(lambda: self._begin_lease(lease)))
         except BlocksExhaustedError as error:
             self._refused(lease.seat.host.worker, error)
         else:
@@ -283,6 +287,8 @@ class Attempt:
     def _reserve(self, held: _Reservation) -> None:
         try:
             held.seat.host.engine.reserve(held.seq, lambda update: self._on_decode(held, update))
+        except BlocksComingError:
+            held.seat.host.engine.after_step(self._if_open(lambda: self._reserve(held)))
         except BlocksExhaustedError as error:
             self._refused(held.seat.host.worker, error)
         else:

@@ -137,6 +137,7 @@ class SimulatedEngine:
         self._listeners: dict[Sequence, Listener] = {}
         self._last_token_s: dict[Sequence, float] = {}
         self._step: _Step | None = None
+        self._when_it_ends: list[Callable[[], None]] = []
         self._ends_s: list[float] = []  # of steps that are taken together; none: they are not
         self._num_turns = 0  # of the clock: only the newest counts
         self._looked_s = 0.0
@@ -176,6 +177,11 @@ class SimulatedEngine:
         self._forget(seq)
         self.scheduler.release(seq)
         self._wake()
+
+    def after_step(self, happening: Callable[[], None]) -> None:
+        """Once, when the step in flight has ended."""
+        assert self._step is not None, "no step is in flight"
+        self._when_it_ends.append(happening)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -305,6 +311,9 @@ class SimulatedEngine:
         self._look()
         self.num_steps += 1
         self._tell(self._update(step), self._agenda.now_s)
+        happenings, self._when_it_ends = self._when_it_ends, []
+        for happening in happenings:
+            happening()
         self._begin_if_idle()
 
     def _begin_if_idle(self) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from diptych.engine.scheduling.beside_others import BesideOthers
 from diptych.engine.scheduling.sequence import Sequence
+from diptych.errors import DiptychError
+from diptych.request_class import RequestClass
 from diptych.simulation import journey
+from diptych.simulation.attempt import Attempt
 from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Setup, Simulation
@@ -17,7 +20,7 @@ from diptych.step_model import StepCost, StepModel
 from router.placement.query import Query
 from router.placement.spare import seen_by
 from router.placement.views import Snapshot
-from tests.unit.simulation.small import SMALL
+from tests.unit.simulation.small import SMALL, setup
 
 STEPS = StepModel(
     StepCost(0.03, 0.001, 0.0, 0.0, 0.0, 1.2, 100), StepCost(0.06, 0.001, 0.0, 1e-3, 0.0, 1.2, 100)
@@ -84,6 +87,23 @@ def test_beside_one_that_takes_what_there_is_they_do_not(monkeypatch: pytest.Mon
     together_s = p95_s(run_of(lines, length_s=40.0))
     assert together_s > 1.5 * alone_s
     assert passed_s < 0.9 * together_s, "workers let others pass"
+
+
+def test_who_finds_the_blocks_of_a_batch_has_them_when_its_step_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a real worker, which then answers: it is not refused."""
+    refused: list[DiptychError] = []
+    monkeypatch.setattr(Attempt, "_refused", lambda self, worker, error: refused.append(error))
+    shapes = [
+        Shape(0.0, 150, 59, (), request_class=RequestClass.BATCH),
+        Shape(1.0, 140, 5, ()),
+    ]
+    made = setup(Split(0, 1), limits=SMALL._replace(num_blocks=17))
+    run = Simulation(made, iter(shapes)).run(20.0, 5.0)
+    assert not refused
+    assert run.pools["decode"].num_preemptions == 1
+    assert all(each.ttft_s is not None for each in run.outcomes)
 
 
 def pace_s(run: Run) -> float:

@@ -2,9 +2,10 @@
 
 import sys
 
-from diptych.loading import end_at_interrupt, loading
+from diptych.loading import end_at_interrupt, loading, open_standard_files
 
 with loading():
+    open_standard_files()
     end_at_interrupt()
     from batch_server.app import serve
     from batch_server.config import BatchServerConfig

@@ -4,9 +4,26 @@ All else that a role needs is imported within ``loading``.
 """
 
 import gc
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def open_standard_files() -> None:
+    """Give the process standard input, output and error, empty ones, if it was started without.
+
+    Else the first files that it opens take their numbers: the log would go into a socket, and
+    libuv, which closes no file of such a number, aborts the process.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest that is free
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, mode, closefd=False))
 
 
 def end_at_interrupt() -> None:

@@ -397,3 +397,23 @@ def test_a_log_that_nobody_reads_stops_nothing(ending: str) -> None:
             assert process.stdout.read() == "went on\n"
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_it_serves_and_ends_well_where_no_standard_files_are_open(
+    tiny_llama: Path, tmp_path: Path, closed: str
+) -> None:
+    port_file = tmp_path / "port.json"
+    settings = ["--model", str(tiny_llama), "--decode", "127.0.0.1:1", "--no-http"]
+    command = [sys.executable, "-m", "router", "--port-file", str(port_file), *settings]
+    with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *command]) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not port_file.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()

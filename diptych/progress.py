@@ -7,6 +7,7 @@ terminals. Whoever started it passes :func:`silent`, or a
 
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class ConsoleProgress:
         threshold = self._next_line_ratio.get(stage, 0.0)
         if done_ratio < threshold:
             return
-        self._stream.write(f"{stage}: {done_ratio:.0%}\n")
-        self._stream.flush()
+        with suppress(OSError):  # nobody reads it any more, or its disk is full: the work goes on
+            self._stream.write(f"{stage}: {done_ratio:.0%}\n")
+            self._stream.flush()
         quarters = min(done_ratio // _LINE_STEP_RATIO, 3) + 1
         done = done_ratio >= 1
         self._next_line_ratio[stage] = float("inf") if done else quarters * _LINE_STEP_RATIO

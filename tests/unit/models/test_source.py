@@ -1,8 +1,10 @@
 """Resolving ``--model``, and the cache in which an import happens once."""
 
+import errno
 import fnmatch
 import io
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -321,6 +323,19 @@ def test_progress_is_a_few_plain_lines_elsewhere_than_on_a_terminal() -> None:
     assert stream.getvalue().splitlines() == [
         f"loading: {percent}%" for percent in (0, 25, 50, 75, 100)
     ]
+
+
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EPIPE])
+def test_work_goes_on_where_its_progress_cannot_be_written(why: int) -> None:
+    """As with the log, which may go to the same full disk, or to nobody."""
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(why, os.strerror(why))
+
+    with ConsoleProgress(Broken()) as progress:
+        progress("loading", 0.0)
+        progress("loading", 1.0)
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:

@@ -7,6 +7,7 @@ import yaml
 
 from diptych import settings
 from diptych.child_process import Addresses, ChildProcess, module_command
+from diptych.errors import ConfigurationError
 from diptych.own_folder import OwnFolder
 from router.config import RouterConfig
 from router.heartbeat import Pulse
@@ -25,7 +26,7 @@ class Child(Protocol):
         ...
 
     async def start(self) -> None:
-        """Start it. Once."""
+        """Start it. Once. Raises ConfigurationError, OSError: it cannot be."""
         ...
 
     async def listening(self) -> Addresses:
@@ -69,7 +70,13 @@ class RouterProcess:
         return self._started.pid
 
     async def start(self) -> None:
-        """Raises OSError: the machine has no room for it, on a disk or as a process."""
+        """Raises ConfigurationError: the machine has no room for it, on a disk or as a process."""
+        try:
+            await self._start()
+        except OSError as error:
+            raise ConfigurationError(f"--processes: one cannot be started: {error}") from None
+
+    async def _start(self) -> None:
         # Not its predecessor's: somebody may have cleaned that away since, or taken its name.
         self._folder = OwnFolder("router")
         self._pulse = Pulse()

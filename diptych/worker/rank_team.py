@@ -42,10 +42,10 @@ class RankTeam:
     def __init__(self, setup: RankSetup) -> None:
         """Start all but rank 0, whose setup it is.
 
-        Raises ConfigurationError: there are no processes to be had.
+        Raises ConfigurationError: there are no processes to be had, or no folder where they meet.
         """
         self._ranks: list[RankProcess] = []
-        self._folder = OwnFolder("ranks")
+        self._folder = _folder()
         self._setup = setup._replace(meeting_file=self._folder.path / "meeting")
         try:
             for rank in range(1, setup.share.size):
@@ -138,6 +138,16 @@ def _pool_of(rank: RankProcess, num_bytes: int) -> MappedKVMemory:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"num_blocks or kv_cache_memory: the pool of rank {rank.rank} cannot be mapped: {error}"
+        ) from None
+
+
+def _folder() -> OwnFolder:
+    """Where the ranks meet. Raises ConfigurationError."""
+    try:
+        return OwnFolder("ranks")
+    except OSError as error:
+        raise ConfigurationError(
+            f"tensor_parallel: no folder for temporary files: {error}"
         ) from None
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from diptych import settings
+from diptych.errors import ConfigurationError
 from diptych.own_folder import OwnFolder
 from router.child import RouterProcess
 from router.config import RouterConfig
@@ -106,6 +107,17 @@ async def test_it_has_the_settings_of_its_parent(double: Double, name: str) -> N
     told = settings.load(RouterConfig, args, prog="diptych router", env_prefix="NOTHING_")
     own = {"port_file", "stop_with_stdin", "beats_to"}
     assert told.model_dump(exclude=own) == config.model_dump(exclude=own)
+
+
+async def test_without_a_folder_for_temporary_files_it_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose file system cannot be written to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    one = process()
+    with pytest.raises(ConfigurationError, match=f"^--processes: .*{tmp_path}/gone"):
+        await one.start()
+    await one.stop()
 
 
 async def test_one_that_does_not_end_when_asked_is_killed(

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -81,6 +82,14 @@ def team(processes: list[Process]) -> Iterator[RankTeam]:
     team = RankTeam(SETUP)
     yield team
     team.close()
+
+
+def test_without_a_folder_for_temporary_files_it_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigurationError, match=f"^tensor_parallel: .*{tmp_path}/gone"):
+        RankTeam(SETUP)
 
 
 def give_pool(process: Process) -> HostKVMemory:

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 _FORM_BYTES: Final = 2**16  # of an upload, beside the file
 _MAX_FIELDS: Final = 16
 _MOST_LISTED: Final = 10_000
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# ENOENT: Python looks for a folder with its first temporary file, and found none with room.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT})
 _JSON_LINES: Final = "application/jsonl"
 _CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii"})
 
@@ -96,7 +97,8 @@ class FileAnswers:
         except OSError as error:  # what came is on disk before it is stored
             if error.errno not in _NO_ROOM:
                 raise
-            logger.error("no room for temporary files", extra={"folder": tempfile.gettempdir()})
+            extra = {"folder": tempfile.tempdir, "error": str(error)}
+            logger.error("no room for temporary files", extra=extra)
             reason = "the disk of the server's temporary files is full: its operator has to "
             raise DiskFullError(f"{reason}make room, or to set TMPDIR") from None
         try:

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import resource
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,21 @@ async def test_full_temporary_files(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert (answer.status_code, answer.json()["error"]["message"]) == (507, TEMPORARY)
         assert answer.json()["error"]["code"] == "disk_full"
         assert psutil.Process().num_fds() == num_open, "a file is still there"
+        assert await num_kept(rig) == 0
+        await upload(client, b"x" * 6_000_000)
+    assert not any(record.exc_info for record in caplog.records), "no traceback"
+
+
+async def test_temporary_files_that_were_full_before_the_server_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then Python finds no folder for them at all, which it looks for with the first."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS) as client:
+        files = {"file": ("in.jsonl", b"x" * 6_000_000)}
+        with largest_file(0):
+            answer = await client.post("/v1/files", files=files, data={"purpose": "batch"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (507, TEMPORARY)
         assert await num_kept(rig) == 0
         await upload(client, b"x" * 6_000_000)
     assert not any(record.exc_info for record in caplog.records), "no traceback"

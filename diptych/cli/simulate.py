@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -32,6 +33,7 @@ def run(args: list[str]) -> int:
         SimulationConfig, args, prog="diptych simulate", env_prefix="DIPTYCH_SIMULATE_"
     )
     model = config.step_model()
+    _check_writable(config)
     measured = _measure(config, model, _read(config))
     print(table(measured))  # noqa: T201
     print(f"steps of {config.steps or DEMO_NAME}")  # noqa: T201
@@ -138,8 +140,17 @@ def _environment(config: SimulationConfig, model: StepModel) -> dict[str, object
     }
 
 
-def _write(flag: str, path: Path, content: str) -> None:
+def _check_writable(config: SimulationConfig) -> None:
+    """Of what takes minutes nothing is lost. Raises ConfigurationError."""
+    asked = {"--json": config.json_, "--svg": config.svg, "--save-steps": config.save_steps}
+    for flag, path in asked.items():
+        if path is not None:
+            _write(flag, path, "", mode="a")
+
+
+def _write(flag: str, path: Path, content: str, mode: Literal["a", "w"] = "w") -> None:
     try:
-        path.write_text(content)
+        with path.open(mode) as file:
+            file.write(content)
     except OSError as error:
         raise ConfigurationError(f"{flag}: {path}: {error.strerror}") from None

@@ -71,6 +71,17 @@ def test_help_names_each_flag_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--json-" not in text
 
 
+@pytest.mark.parametrize("flag", ["--json", "--svg", "--save-steps"])
+def test_what_cannot_be_written_is_told_before_anything_is_simulated(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    path = tmp_path / "gone" / "file"
+    assert simulate(trace, "--workers", "decode=1", flag, str(path)) == EXIT_CONFIGURATION
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"diptych simulate: {flag}: {path}: No such file or directory\n"
+
+
 def test_workers_of_both_roles_and_several_routers(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

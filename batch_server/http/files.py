@@ -22,7 +22,7 @@ from batch_server.http.forms import file_form, list_form
 from batch_server.records import StoredFile
 from diptych.errors import DiskFullError, InvalidRequestError, SlowClientError
 from router.frontend.http.errors import RefusedError
-from router.frontend.http.exchange import CONNECTION, Connection
+from router.frontend.http.exchange import CONNECTION, Connection, check_encoding
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +191,7 @@ def _check_form(headers: Mapping[str, str]) -> None:
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         reason = "a file has to come as multipart/form-data"
         raise RefusedError(415, reason, "unsupported_media_type")
+    check_encoding(headers)
     charset = parse_options_header(kind)[1].get(b"charset", b"utf-8")  # as the form's parser does
     if charset.lower() not in _CHARSETS:
         raise InvalidRequestError("is no form: its charset has to be utf-8", field="body")

@@ -56,6 +56,14 @@ class _Sent(enum.Enum):
     ALL = enum.auto()
 
 
+def check_encoding(headers: Mapping[str, str]) -> None:
+    """Bodies are bounded as they come, so none may come compressed. Raises RefusedError."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        message = f"the body has to come as it is, not with content-encoding {encoding[:32]}"
+        raise RefusedError(415, message, "unsupported_media_type")
+
+
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
@@ -226,7 +234,7 @@ class Exchange:
         """The body, which has to be JSON by its type.
 
         Raises:
-            RefusedError: it is of another type, too large or too slow.
+            RefusedError: it is of another type, compressed, too large or too slow.
             QueueFullError: too many are being read.
             ClientGoneError: it will not come.
         """
@@ -235,6 +243,7 @@ class Exchange:
             raise RefusedError(
                 415, "the body has to be of content-type application/json", "unsupported_media_type"
             )
+        check_encoding(self.headers)
         length = self.headers.get("content-length")
         if length is not None:
             room.check(int(length))  # its digits were checked

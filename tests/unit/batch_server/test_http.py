@@ -137,6 +137,8 @@ async def test_uploads_that_are_wrong(tmp_path: Path) -> None:
         assert await error(files={"other": b"x"}, data=batch) == (400, invalid, "file")
         assert (await error(json=batch))[:2] == (415, "unsupported_media_type")
         assert (await error(data={"file": "x" * 1000, **batch}))[0] == 415
+        packed = {"content-encoding": "gzip"}
+        assert (await error(files=file, data=batch, headers=packed))[0] == 415
         kind = {"content-type": "multipart/form-data; boundary=x"}
         assert await error(content=b"--y\r\nno form", headers=kind) == (400, invalid, "body")
         kind = {"content-type": "multipart/form-data; boundary=x; charset=undefined"}

@@ -87,6 +87,7 @@ async def test_an_answer() -> None:
     [
         ([], [b"{}"], 415, 0),
         ([(b"content-type", b"text/plain")], [b"{}"], 415, 0),
+        ([*JSON, (b"content-encoding", b"gzip")], [b"{}"], 415, 0),
         ([*JSON, (b"content-length", b"101")], [b"x" * 101], 413, 0),
         (JSON, [b"x" * 60] * 9, 413, 2),
         ([*JSON, (b"x-request-id", b"a b")], [b"{}"], 400, 0),
@@ -100,6 +101,12 @@ async def test_what_is_refused_is_not_read_to_its_end(
     await call.run()
     assert (call.status, call.num_read) == (status, num_read)
     assert set(json.loads(call.body)) == {"error"}
+
+
+async def test_a_body_may_say_that_it_comes_as_it_is() -> None:
+    call = Call(echo, [b"{}"], [*JSON, (b"content-encoding", b"Identity")])
+    await call.run()
+    assert call.status == 200
 
 
 async def test_bodies_that_are_being_read_have_a_budget() -> None:

@@ -161,7 +161,7 @@ class LeaseSession:
         if self.times.first_step_at is None:  # what others computed while it waited is in its table
             self.times.first_step_at = step_started_at
             self._leases.rebase(self.sequence.key, self.sequence.block_table)
-        self._leases.announce(self.sequence.key, min(update.num_computed_tokens, self._num_tokens))
+        self._leases.announce(self.sequence.key, update.num_computed_tokens)
         if update.token is None:
             return None
         self.times.sampled_at = self._clock()

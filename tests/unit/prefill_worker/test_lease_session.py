@@ -91,6 +91,20 @@ def test_a_lease_offers_the_blocks_that_another_computed_while_it_waited() -> No
     assert rig.leases.open_leases
 
 
+def test_what_is_cached_is_offered_before_the_first_step() -> None:
+    rig = Rig()
+    for number in (1, 2):
+        session = rig.session()
+        num_cached = session.start(start(number, 18)).accepted.num_cached_tokens
+        announced = sum(each.num_tokens for each in rig.leases.ranges(SequenceKey("r", number)))
+        assert announced == num_cached == (0, 16)[number - 1]
+        while session.phase is LeasePhase.COMPUTING:
+            plan = rig.scheduler.schedule()
+            assert plan is not None
+            rig.finish(plan, [session])
+        session.close()
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """Several streams; commands also come while a step is in flight."""
 

@@ -302,3 +302,50 @@ def test_what_is_left_unused_is_not_saved_up() -> None:
     for _ in range(40):
         run.step()
     assert run.most_rows == 1
+
+
+def test_a_row_after_many_steps_without_any_gets_its_share_and_no_more() -> None:
+    run = Run()
+    run.started(yields=False, num_output_tokens=1000)
+    for _ in range(50):
+        run.step()
+    row = run.start(yields=True)
+    run.finish(run.start(yields=False, num_output_tokens=40))
+    assert row.num_output_tokens <= 40 * SHARE * (ALONE_S + ROW_S) / ROW_S + 1
+
+
+def test_what_a_batch_owes_is_forgotten_where_nobody_else_decodes() -> None:
+    run = Run()
+    row = run.started(yields=True, num_output_tokens=1000)
+    other = run.started(yields=False, num_output_tokens=1000)
+    run.start(yields=True, num_tokens=600)
+    while not run.beside.is_overdrawn:
+        run.step()
+    run.scheduler.release(other)
+    run.step()
+    assert not run.beside.is_overdrawn
+    num_before = row.num_output_tokens
+    run.start(yields=False)
+    run.step()
+    assert row.num_output_tokens == num_before + 1
+
+
+def test_a_prompt_that_nobody_decodes_beside_bounds_no_batch() -> None:
+    run = Run()
+    for _ in range(4):
+        run.started(yields=True)
+    run.start(yields=False, num_tokens=600)
+    assert run.allowed() is None
+
+
+def test_without_a_promise_prompts_of_others_take_nothing_of_a_batchs_share() -> None:
+    run = Run()
+    for _ in range(4):
+        run.started(yields=True)
+    for _ in range(12):
+        run.started(yields=False)
+    for _ in range(2):
+        allowed = BesideOthers(None).allowed(run.scheduler.runnable, MODEL)
+        assert allowed is not None
+        assert allowed.max_rows == 3, "27 ms, of 8 each"
+        run.start(yields=False, num_tokens=600)

@@ -265,6 +265,21 @@ def test_least_recently_used_leaves_go_first() -> None:
     assert [len(pool.lookup(keys)) for keys in (old, new)] == [1, 0]
 
 
+def test_a_block_whose_children_are_gone_goes_before_those_used_since() -> None:
+    pool = BlockPool(4, BLOCK_SIZE)
+    old, new = block_keys([0, 0, 0, 0], BLOCK_SIZE), block_keys([1, 1], BLOCK_SIZE)
+    table = pool.allocate(2, Owner.RUNNING)
+    pool.insert(table[0], old[0], None)
+    pool.insert(table[1], old[1], old[0])
+    pool.free(table, Owner.RUNNING)
+    table = pool.allocate(1, Owner.RUNNING)
+    pool.insert(table[0], new[0], None)
+    pool.free(table, Owner.RUNNING)
+    for num_blocks, left in ((2, [1, 1]), (3, [0, 1])):
+        pool.free(pool.allocate(num_blocks, Owner.RUNNING), Owner.RUNNING)
+        assert [len(pool.lookup(keys)) for keys in (old, new)] == left
+
+
 def test_sizes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         BlockPool(0, 16)

@@ -99,3 +99,12 @@ def test_a_long_prompt_gets_on_beside_short_ones_however_large_blocks_are(block_
         assert sum(shares.ends.values()) <= num_left
         num_computed += shares.ends[long]
     assert num_computed
+
+
+def test_long_prompts_share_what_is_left_of_a_step_and_no_more() -> None:
+    shares = PrefillShares(512, block_size=16, max_step_tokens=512)
+    longs = [make_sequence([number] * 3000) for number in range(3)]
+    for seq in longs:
+        shares.take(seq)
+    shares.share_out_rest()
+    assert sum(shares.ends.values()) == 512

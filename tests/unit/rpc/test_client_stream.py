@@ -208,6 +208,21 @@ async def test_commands_are_sent_in_order_and_heartbeats_in_between(
     assert [command async for command in commands] == []
 
 
+async def test_a_command_after_a_long_rest_has_as_much_time_as_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    outbox = CommandQueue(FAST, lambda: "beat", max_unsent=9)
+    now_s += 60.0
+    outbox.put("one")
+    assert outbox.problem() is None
+    now_s += FAST.unsent_s / 2
+    outbox.put("two")
+    now_s += FAST.unsent_s
+    assert "commands are unsent for" in str(outbox.problem())
+
+
 async def test_the_pause_grows_until_a_stream_was_up(monkeypatch: pytest.MonkeyPatch) -> None:
     was_up = iter([False, False, False, False, False, True, False])
     pauses: list[float] = []

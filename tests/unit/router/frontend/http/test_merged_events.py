@@ -58,3 +58,19 @@ async def test_one_that_fails_is_told_and_all_are_closed() -> None:
         for each in following:
             each.cancel()
     assert sorted(answers.closed) == [0, 1, 2]
+
+
+async def test_who_gives_up_amid_a_write_hears_what_the_others_end_with() -> None:
+    answers, merged = Answers(2, failing=1), MergedEvents(2)
+    async with asyncio.TaskGroup() as tasks:
+        shared = ((prompt, answers.events(prompt)) for prompt in (1, 0))
+        following = [tasks.create_task(merged.follow(shared)) for _ in range(2)]
+        events = merged.events()
+        assert (await anext(events)).prompt == 1
+        with pytest.raises(NoWorkerError):
+            async with asyncio.timeout(60):
+                await merged.give_up()
+        for each in following:
+            each.cancel()
+    await events.aclose()
+    assert sorted(answers.closed) == [0, 1]

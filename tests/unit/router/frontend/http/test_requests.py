@@ -464,6 +464,13 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_items_are_looked_at(
     )
 
 
+def test_lists_that_are_null_are_left_out() -> None:
+    """As openai's client sends back a message that it was answered with."""
+    turn = {"role": "assistant", "content": "c"}
+    said = chat(messages=[TURN, {**turn, "tool_calls": None}], tools=None, stop=None)
+    assert said == chat(messages=[TURN, turn])
+
+
 def test_detail_23_what_changes_nothing_is_no_refusal() -> None:
     void = dict.fromkeys(unserved.OF_CHAT)
     assert chat(**void, user="u", metadata={"a": 1}, seed=None) == chat()

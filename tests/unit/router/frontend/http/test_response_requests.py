@@ -51,6 +51,10 @@ def test_a_text_is_what_the_user_says_after_the_instructions() -> None:
     assert not asked.is_stream
 
 
+def test_lists_that_are_null_are_left_out() -> None:
+    assert response(include=None, tools=None) == response()
+
+
 def test_sampling_is_said_as_elsewhere_but_for_its_length() -> None:
     asked = response(temperature=0.5, top_p=0.9, max_output_tokens=7, seed=3, stop="x")
     expected = SamplingOptions(temperature=0.5, top_p=0.9, max_tokens=7, seed=3, stop=("x",))

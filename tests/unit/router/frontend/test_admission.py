@@ -228,6 +228,18 @@ async def test_who_waited_in_vain_for_a_worker_leaves_its_place(
             await door.admit_prompts("scoring", deadline_s)
 
 
+async def test_no_more_wait_for_the_first_worker_than_may() -> None:
+    door = admission(max_queue=2)
+    door._cluster = cast(Cluster, Unfound())
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(door.admit_prompts("scoring", None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await door.admit_prompts("scoring", None)
+        for each in waiting:
+            each.cancel()
+
+
 @pytest.mark.parametrize("what", ["admit", "check", "tokenize"])
 async def test_a_long_prompt_waits_for_its_turn_no_longer_than_the_deadline(what: str) -> None:
     door = admission()

@@ -325,6 +325,20 @@ async def test_what_no_worker_was_asked_for_is_not_paid(
         await rig.embed(embed("x"))
 
 
+async def test_nothing_is_read_of_what_is_not_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+
+    async def refuse(what: str, deadline_s: float | None) -> None:
+        raise NoWorkerError(what)
+
+    monkeypatch.setattr(rig.admission, "admit_prompts", refuse)
+    with pytest.raises(NoWorkerError, match="Score"):
+        await rig.score(score("abc", "de"))
+    with pytest.raises(NoWorkerError, match="Embed"):
+        await rig.embed(embed("abc"))
+    assert not rig.admission.tenants
+
+
 async def test_a_call_for_which_there_is_no_worker_is_no_request_of_its_tenants() -> None:
     rig, tenant = Rig(), Tenant("a", Limits(requests_per_minute=1))
     asked = replace(embed("abc"), tenant=tenant)

@@ -7,7 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.errors import BlocksExhaustedError, TransferInterruptedError
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    LayoutMismatchError,
+    TransferInterruptedError,
+)
 from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
@@ -91,6 +96,34 @@ async def test_an_answer_that_cannot_be_read_is_a_typed_failure(
     monkeypatch.setattr(mine, "_stub", SimpleNamespace(Connect=undecodable))
     with pytest.raises(TransferInterruptedError, match="cannot be read"):
         await mine.connect(["nixl"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"source_incarnation": "restarted"}, TransferInterruptedError),
+        ({"transport": "ucxx"}, LayoutMismatchError),
+        ({"layout": common_pb2.KVLayout(block_size=32)}, LayoutMismatchError),
+    ],
+)
+async def test_a_source_that_answers_as_another_is_not_probed(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], expected: type[DiptychError]
+) -> None:
+    right = {
+        "source_incarnation": "source",
+        "layout": common_pb2.KVLayout(block_size=16),
+        "transport": "inline",
+    }
+    answers = [right, {**right, **wrong}]
+
+    async def connect(*_: object, **__: object) -> kv_source_pb2.ConnectResponse:
+        return kv_source_pb2.ConnectResponse(**answers.pop(0))
+
+    mine, _ = prover()
+    monkeypatch.setattr(mine, "_stub", SimpleNamespace(Connect=connect))
+    await mine.connect(["nixl", "inline"])
+    with pytest.raises(expected):
+        await mine.connect(["nixl", "inline"])
 
 
 async def test_a_hundred_probes_take_turns_and_none_is_refused(

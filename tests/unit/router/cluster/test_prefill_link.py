@@ -50,6 +50,29 @@ async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(said: dict
     await channel.close(None)
 
 
+@pytest.mark.parametrize(("incarnation", "is_it"), [("w", True), ("restarted", False)])
+async def test_only_the_process_that_was_asked_may_accept(incarnation: str, is_it: bool) -> None:
+    class Heard(Ended):
+        def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
+            accepted.append(event)
+
+    accepted: list[prefill_pb2.PrefillEvent] = []
+    channel = open_channel("127.0.0.1:1")
+    link = PrefillLink(
+        channel,
+        prefill_pb2.PrefillStart(sequence_id=7),
+        Heard(),
+        worker=WorkerId("127.0.0.1:1", "w"),
+        timers=Timers(),
+    )
+    said = prefill_pb2.PrefillAccepted(incarnation=incarnation)
+    ended = link._on_event(prefill_pb2.PrefillEvent(accepted=said))
+    assert isinstance(ended, NoWorkerError) is not is_it
+    assert len(accepted) == is_it
+    link.close()
+    await channel.close(None)
+
+
 async def test_a_worker_that_was_left_before_its_stream_began() -> None:
     """gRPC crashes the process where a stub is made on a closed channel."""
     channel, heard = open_channel("127.0.0.1:1"), Ended()

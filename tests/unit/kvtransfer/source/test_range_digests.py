@@ -17,9 +17,9 @@ BLOCK_SIZE, BLOCK_BYTES, NUM_BLOCKS = 4, 16, 4
 TICKET = b"t" * 16
 
 
-@pytest.fixture
-async def endpoint() -> AsyncIterator[TransferEndpoint]:
-    config = TransferConfig(transports=("inline",))
+@pytest.fixture(params=["full"])
+async def endpoint(request: pytest.FixtureRequest) -> AsyncIterator[TransferEndpoint]:
+    config = TransferConfig(transports=("inline",), digest_level=request.param)
     layout = common_pb2.KVLayout(
         digest_level=config.digest_level, block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES
     )
@@ -57,6 +57,20 @@ async def test_a_range_that_was_announced_gets_a_digest_of_each_block(
     (ready,) = leases.ready_ranges(leases.admit(TICKET, "reader", 0), 0)
     assert len(ready.digests or ()) == 2
     assert told == ["changed"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "num_digests", "is_sampled"),
+    [("full", 2, False), ("sampled", 2, True), ("off", 0, False)],
+    indirect=["endpoint"],
+)
+async def test_what_is_read_of_blocks_is_what_the_cluster_agreed_on(
+    endpoint: TransferEndpoint, num_digests: int, is_sampled: bool
+) -> None:
+    leases = await announced(endpoint, [0, 1], lambda: None)
+    (ready,) = leases.ready_ranges(leases.admit(TICKET, "reader", 0), 0)
+    assert len(ready.digests or ()) == num_digests
+    assert bool(ready.sample_seed) == is_sampled
 
 
 async def test_a_lease_whose_digests_cannot_be_taken_ends_and_its_reader_hears_it(

@@ -74,6 +74,17 @@ def test_a_trial_that_was_not_judged_is_as_seldom_repeated_as_one_that_was_lost(
     assert gaps[-1] >= 480.0
 
 
+def test_a_fixed_regime_that_is_better_each_time_stays_eight_minutes_at_the_most() -> None:
+    world = Traffic()
+    world.run(1800.0, only_fixed)
+    stays = [
+        after_s - at_s
+        for (at_s, regime), (after_s, _) in pairwise(world.turns)
+        if regime is not Regime.FREE
+    ]
+    assert stays[:5] == pytest.approx([60.0, 120.0, 240.0, 480.0, 480.0], abs=LOOK_S)
+
+
 def test_a_trial_of_the_forecast_that_cannot_be_judged_ends_too() -> None:
     """Then what comes otherwise than foretold is doubted as ever."""
     world = on_trial(is_free=True)

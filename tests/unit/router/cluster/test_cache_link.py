@@ -141,6 +141,19 @@ async def test_what_a_worker_has_is_known_and_what_becomes_other(world: World) -
     assert world.there.requests[0] == cache_pb2.WatchCacheRequest(router_incarnation="r")
 
 
+async def test_what_another_process_has_is_not_taken_for_the_workers(world: World) -> None:
+    """It is there already, and its watch has not said so yet."""
+    world.there.add(*KEYS[:3])
+
+    def of_another(told: cache_pb2.CacheChange) -> None:
+        told.incarnation = "another"
+
+    world.there.mars = of_another
+    async with world.followed():
+        await until(lambda: len(world.there.requests) == 3)
+        assert world.knows(0)()
+
+
 async def test_a_stream_that_broke_is_taken_up_where_it_ended(world: World) -> None:
     world.there.add(*KEYS[:3])
     async with world.followed():

@@ -342,6 +342,14 @@ def test_a_draining_worker_reserves_nothing() -> None:
     assert failure_of(rig.sequences().reserve(reserve(1, 9))) == "WORKER_DRAINING"
 
 
+def test_what_cannot_run_here_is_not_reserved() -> None:
+    rig = Rig()
+    command = reserve(1, 9)
+    command.spec.token_ids[3] = VOCAB
+    assert failure_of(rig.sequences().reserve(command)) == "REQUEST_INVALID"
+    assert rig.pool.num_available_blocks == NUM_BLOCKS
+
+
 def test_too_full_is_said_at_once() -> None:
     sequences = Rig().sequences()
     sequences.reserve(reserve(1, 24))

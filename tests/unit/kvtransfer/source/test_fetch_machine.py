@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.errors import LeaseExpiredError, TicketInvalidError
+from diptych.errors import KVUnprovenError, LeaseExpiredError, TicketInvalidError
 from diptych.v1.kv_source_pb2 import Confirm, FetchOpen
 from kvtransfer.digest import combined_digest
 from kvtransfer.source.fetch_machine import FetchMachine
@@ -30,9 +30,10 @@ class Rig:
     def _hear(self) -> None:
         self.num_heard += 1
 
-    def open(self) -> None:
+    def open(self, first_token: int = 0) -> None:
         self.machine.open(
             FetchOpen(
+                first_token=first_token,
                 reader_incarnation="reader",
                 source_incarnation="source",
                 transport="nixl",
@@ -77,6 +78,19 @@ def test_it_hears_nothing_before_it_is_admitted_nor_once_it_is_closed_nor_of_oth
     assert rig.num_heard == 0
     with pytest.raises(LeaseExpiredError):
         rig.machine.check()
+
+
+def test_what_its_reader_has_already_is_neither_announced_nor_asked_for() -> None:
+    rig = Rig()
+    rig.leases.announce("mine", 32)
+    rig.digest()
+    rig.open(first_token=16)
+    (ready,) = rig.machine.take_ready()
+    assert (ready.first_token, ready.num_tokens, ready.block_ids) == (16, 16, (2,))
+    whole = Confirm(num_tokens=32, digest=combined_digest([b"d" * 16] * 2))
+    with pytest.raises(KVUnprovenError):
+        rig.machine.confirm(whole)
+    rig.machine.confirm(Confirm(num_tokens=16, digest=combined_digest([b"d" * 16])))
 
 
 def test_the_end_of_the_lease_is_no_refusal_once_it_is_confirmed() -> None:

@@ -60,6 +60,16 @@ async def test_one_that_comes_and_goes_before_it_is_watched_leaves_no_channel(
     assert not opened
 
 
+async def test_a_certificate_has_to_name_the_role_of_the_list() -> None:
+    """Decode, of whom both name: a worker of several roles has a certificate for each."""
+    world = World()
+    for lists in ((["p0:1", "s0:1"], ["d0:1", "s0:1"]), (["d0:1"], ["p0:1", "s0:1"])):
+        world.cluster.set_members(targets(*lists))
+        for address in ("p0:1", "d0:1", "s0:1"):
+            expected = "decode" if address in lists[1] else "prefill"
+            assert world.watch(address)._peer._role == expected
+
+
 async def test_members_come_go_and_come_back() -> None:
     world = World(prefill=1, decode=2)
     assert placeable(world) == ({"p0:1"}, {"d0:1", "d1:1"})

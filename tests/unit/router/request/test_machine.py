@@ -289,3 +289,15 @@ def test_only_the_newest_grant_and_the_newest_pull_count() -> None:
     assert not world.started
     world.prove()
     assert world.started
+
+
+def test_each_grant_has_a_ticket_of_its_own_which_its_pull_shows() -> None:
+    """A source takes none twice."""
+    world = World().begin()
+    world.bind()
+    world.first()
+    world.pull_fails()
+    world.bind()
+    granted = [each.ticket for each in world.log if isinstance(each, actions.Grant)]
+    shown = [each.ticket for each in world.log if isinstance(each, actions.Bind)]
+    assert granted == shown == [number.to_bytes(16, "big") for number in (1, 2)]

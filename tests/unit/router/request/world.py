@@ -125,7 +125,7 @@ class World:
         self.outcome: int | DiptychError | None = None
         self.log: list[Action] = []
         self.stop_at = stop_at
-        self.ids = itertools.count(1)
+        self.ids, self.tickets = itertools.count(1), itertools.count(1)
         self.machine = RequestMachine(
             RequestShape(
                 prompt_ids=PROMPT,
@@ -140,7 +140,7 @@ class World:
                 has_workers=lambda: bool(self.prefills and self.decodes),
                 queue_ends_in_s=lambda: QUEUE_ENDS_IN_S,
                 new_sequence_id=lambda: next(self.ids),
-                new_ticket=lambda: b"t" * 16,
+                new_ticket=lambda: next(self.tickets).to_bytes(16, "big"),
                 timers=TIMERS,
                 max_attempts=max_attempts,
                 draw=draw,

@@ -11,9 +11,12 @@ from diptych.errors import (
     LeaseExpiredError,
     LogitsError,
     NoWorkerError,
+    StepFailedError,
     WorkerDrainingError,
+    WorkerLostError,
 )
 from diptych.v1 import decode_pb2
+from router.placement.views import WorkerId
 from router.request.decode_reservation import ReservationState
 from router.request.recovery import (
     Blame,
@@ -26,6 +29,7 @@ from router.request.recovery import (
     pull_failure,
     reservation_failure,
 )
+from router.request.worker_errors import broken_off
 
 OVER = (Rung.START_OVER,)
 GIVE_UP = Recovery((Rung.GIVE_UP,))
@@ -129,3 +133,22 @@ def test_what_a_failed_pull_means() -> None:
     others = {kind for reason, kind in meaning.items() if reason not in again}
     assert others == {FailureKind.PAIR_FAILED}
     assert pull_failure(99) is FailureKind.PAIR_FAILED, "a reason that is not known yet"
+
+
+@pytest.mark.parametrize(
+    ("error", "had_begun", "told"),
+    [
+        (LeaseExpiredError("nobody came"), True, NoWorkerError),
+        (NoWorkerError("draining"), False, NoWorkerError),
+        (NoWorkerError("gone"), True, WorkerLostError),
+        (StepFailedError("bad"), True, StepFailedError),
+    ],
+)
+def test_what_a_client_is_told_of_what_broke_off(
+    error: DiptychError, had_begun: bool, told: type[DiptychError]
+) -> None:
+    """A lease that no reader came for has cost nobody its worker."""
+    said = broken_off("prefill", WorkerId("p:1", "p"), error, had_begun=had_begun)
+    assert type(said) is told
+    assert error.message in said.message
+    assert "p:1" in said.message

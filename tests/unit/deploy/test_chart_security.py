@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.chart import VALUES, Pod, all_pods, pods, rendered, servers
+from tests.unit.deploy.chart import RELEASE, VALUES, Pod, all_pods, pods, rendered, servers
 
 SEEN = all_pods()
 # Renderings whose routers watch EndpointSlices.
@@ -28,9 +28,12 @@ def test_a_pod_has_no_rights(pod: Pod) -> None:
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     security = container["securityContext"]
     assert security["allowPrivilegeEscalation"] is False
+    assert not security.get("privileged")
     assert security["readOnlyRootFilesystem"] is True
     assert security["capabilities"]["drop"] == ["ALL"]
     assert not any("hostPath" in volume for volume in spec.get("volumes", []))
+    secrets = [volume["secret"] for volume in spec.get("volumes", []) if "secret" in volume]
+    assert all(secret["defaultMode"] == 0o440 for secret in secrets)
 
 
 @pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
@@ -114,6 +117,24 @@ def test_the_test_reads_metrics_of_all_whoever_else_may(name: str) -> None:
     for target in [pod for pod in servers() if pod.where.startswith(f"{name}:")]:
         assert reaches(name, test, target, 9100)
         assert reaches(name, router, target, 9100) is (name != "everything")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_who_is_let_in_by_its_labels_is_of_this_release(name: str) -> None:
+    """Or any pod of the namespace, where nobody is named."""
+    policies = [m["spec"] for m in rendered(name) if m["kind"] == "NetworkPolicy"]
+    peers = [
+        peer["podSelector"]["matchLabels"]
+        for policy in policies
+        for rule in policy["ingress"]
+        for peer in rule["from"]
+        if "namespaceSelector" not in peer and peer["podSelector"]
+    ]
+    assert peers
+    for labels in peers:
+        assert labels["app.kubernetes.io/name"] == "diptych"
+        assert labels["app.kubernetes.io/instance"] == RELEASE
+        assert "app.kubernetes.io/component" in labels
 
 
 def test_a_token_reads_endpoints_and_nothing_else() -> None:

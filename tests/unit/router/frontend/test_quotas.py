@@ -267,6 +267,15 @@ def test_several_are_admitted_all_or_none(limits: Limits, quota: str) -> None:
     assert world.refusal(limits)[0] == quota
 
 
+def test_what_was_never_begun_is_given_back_once() -> None:
+    world, limits = World(), Limits(requests_per_minute=3)
+    first, *_ = world.quotas.admit_all(Tenant("a", limits), [1] * 3)
+    first.withdraw()
+    first.uncount()
+    world.admit(limits)
+    assert world.refusal(limits)[0] == "requests_per_minute"
+
+
 def test_places_are_for_requests_that_the_tenant_can_make_now() -> None:
     world, tenant = World(), Tenant("a", Limits(requests_per_minute=10, max_concurrent=4))
     world.quotas.admit_all(tenant, [1] * 8)

@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from diptych.process import UnfinishedStartError
 from diptych.progress import AbandonedError
 
 T = TypeVar("T")
+_PATIENCE_S: Final = 3.0  # nothing is lost with the thread: who waits is a person, at Ctrl-C
 
 
 async def unless_stopped(
@@ -18,8 +19,8 @@ async def unless_stopped(
     stop: asyncio.Event,
     *,
     thread: Executor,
-    patience_s: float,
     name: str,
+    patience_s: float = _PATIENCE_S,
 ) -> T | None:
     """What ``work`` returns, done on ``thread``; None: ``stop`` was set before.
 

@@ -266,7 +266,6 @@ async def _model_unless_stopped(config: RouterConfig, stop: asyncio.Event) -> Se
             partial(_load_model, config),
             stop,
             thread=thread,
-            patience_s=config.timers.drain_s,
             name="loading the model",
         )
     finally:

@@ -213,7 +213,6 @@ class WorkerLife:
                 load,
                 stop,
                 thread=model_thread,
-                patience_s=self._config.timers.drain_s,
                 name="loading the model",
             )
         except UnfinishedStartError:

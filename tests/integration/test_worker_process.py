@@ -180,7 +180,7 @@ async def test_a_worker_that_is_stopped_does_not_wait_for_a_load_that_hangs(
     goes_on = threading.Event()
     monkeypatch.setattr(worker_module, "load_model", lambda *asked: goes_on.wait())
     config = PrefillWorkerConfig(
-        model=str(tiny_llama), port_file=tmp_path / "port.json", timers=Timers(drain_s=0.05)
+        model=str(tiny_llama), port_file=tmp_path / "port.json", timers=Timers(drain_s=3600.0)
     )
     stop = asyncio.Event()
     try:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from diptych.cli.batch_client import AwayError, BatchError, nobody_at
-from diptych.client.batches import BatchState
+from diptych.client.batches import BatchState, name_of
 from diptych.errors import ConfigurationError
 from diptych.rpc.channel import is_loopback
 
@@ -79,7 +79,7 @@ class HttpBatchClient:
         The upload of a batch that is refused is deleted again.
         """
         with path.open("rb") as file:
-            parts = {"file": (path.name, file)}
+            parts = {"file": (name_of(path), file)}
             data = {"purpose": "batch"}
             file_id = self._ask("POST", "/v1/files", _id_of, files=parts, data=data)
         body = {

@@ -127,7 +127,7 @@ class BatchClient:
     async def upload(self, path: Path) -> str:
         """The id of a file, JSON Lines, that is stored now. Raises OSError, DiptychError."""
         with path.open("rb") as file:
-            parts = _Parts(path.name, file)
+            parts = _Parts(name_of(path), file)
             call = self._server.UploadFile(parts.sent(), metadata=self._metadata)
             end = CallEnd(call)
             try:
@@ -259,6 +259,11 @@ def _told() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error) from None
+
+
+def name_of(path: Path) -> str:
+    """What a file is called: of a name that is not all UTF-8, ``?`` for what is no character."""
+    return path.name.encode(errors="replace").decode()
 
 
 class _Parts:

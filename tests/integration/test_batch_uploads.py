@@ -1,6 +1,7 @@
 """Files that come and go by real gRPC: in bounds, whole or not at all."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,16 @@ async def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
             await client.upload(Path("/proc/self/mem"))
         await until(lambda: at.files._uploading._taken.total() == 0, 10, "the upload ends")
         assert await at.num_kept() == 0
+
+
+async def test_a_file_may_have_a_name_that_is_not_all_characters(tmp_path: Path) -> None:
+    """As one of a system before UTF-8; nobody has cancelled anything."""
+    path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    path.write_bytes(b"x")
+    async with served(tmp_path) as at, at.client() as client:
+        assert await content(client, await client.upload(path)) == b"x"
+        (listed,) = (await at.http.get("/v1/files")).json()["data"]
+        assert listed["filename"] == "caf?.jsonl"
 
 
 async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(tmp_path: Path) -> None:

@@ -52,11 +52,12 @@ def test_a_file_is_uploaded_and_its_batch_made(
         is_file = request.url.path == "/v1/files"
         return httpx.Response(200, json={"id": "file-x"} if is_file else told("validating"))
 
-    path = tmp_path / "in.jsonl"
+    path = tmp_path / os.fsdecode(b"in-\xe9.jsonl")  # of a system before UTF-8
     path.write_bytes(b'{"custom_id": "a"}\n')
     by(monkeypatch, server)
     assert batch.run(["submit", str(path), "--completion-window", "7d"]) == 0
     file, made = asked
+    assert b'filename="in-?.jsonl"' in file.content
     assert b'{"custom_id": "a"}\n' in file.content
     assert file.headers["authorization"] == "Bearer key"
     assert json.loads(made.content) == {

@@ -48,8 +48,9 @@ def write_tensors(
             progress(_STAGE, done / total)
             name = names[info.name]
             if len(info.shape) == 2:  # what is restored are whole rows, put in another order
+                stored = _Stored(file, info)  # the file has all of them
                 order = architecture.restore(name, np.arange(info.shape[0]))
-                _write_matrix(_Stored(file, info), order, name, floats, compacts)
+                _write_matrix(stored, order, name, floats, compacts)
             else:
                 tensor = architecture.restore(name, dequantized(file, info))
                 floats.add(name, tensor.astype("<f4", copy=False))

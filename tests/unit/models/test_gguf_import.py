@@ -170,3 +170,16 @@ def test_a_damaged_byte_is_refused_or_harmless(
     (folder / "m.gguf").write_bytes(damaged)
     with suppress(ConfigurationError):
         imported(folder / "m.gguf", folder / "out")
+
+
+@pytest.mark.parametrize("byte", [5, 6])
+def test_a_matrix_of_more_rows_than_the_file_has_is_refused_before_they_are_counted(
+    intact: Path, tmp_path: Path, byte: int
+) -> None:
+    """One wrong bit makes them more than memory has numbers for."""
+    damaged, name = bytearray(intact.read_bytes()), b"blk.0.ffn_up.weight"
+    num_rows_at = damaged.index(name) + len(name) + 4 + 8  # behind dimensions and columns
+    damaged[num_rows_at + byte] |= 1
+    (tmp_path / "m.gguf").write_bytes(damaged)
+    with pytest.raises(ConfigurationError, match=r"blk\.0\.ffn_up\.weight"):
+        imported(tmp_path / "m.gguf", tmp_path / "out")

@@ -9,7 +9,8 @@ little-endian. Knows nothing of models.
 import math
 import mmap
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -138,11 +139,18 @@ class GGUFFile:
             key = self._read_string()
             metadata[key] = self._read_value(self._unpack("I"))
         raw = [self._read_tensor_info() for _ in range(num_tensors)]
+        self._check_once(info.name for info in raw)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise IndexError
         start = -(-self._at // alignment) * alignment
         return metadata, [info._replace(offset=start + info.offset) for info in raw]
+
+    def _check_once(self, names: Iterable[str]) -> None:
+        """Raises ConfigurationError: a tensor is there twice."""
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ConfigurationError(f"{self.path}: tensor {name!r} is there {count} times")
 
     def _unpack(self, code: str) -> int:
         value: int = struct.unpack_from(f"<{code}", self.data, self._at)[0]

@@ -183,3 +183,11 @@ def test_a_matrix_of_more_rows_than_the_file_has_is_refused_before_they_are_coun
     (tmp_path / "m.gguf").write_bytes(damaged)
     with pytest.raises(ConfigurationError, match=r"blk\.0\.ffn_up\.weight"):
         imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_a_tensor_that_is_there_twice_is_refused(intact: Path, tmp_path: Path) -> None:
+    """One wrong bit makes a layer's number another's: of neighbours one had the rows of both."""
+    damaged = intact.read_bytes().replace(b"blk.0.ffn_norm", b"blk.1.ffn_norm")
+    (tmp_path / "m.gguf").write_bytes(damaged)
+    with pytest.raises(ConfigurationError, match=r"'blk\.1\.ffn_norm\.weight' is there 2 times"):
+        imported(tmp_path / "m.gguf", tmp_path / "out")

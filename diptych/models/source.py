@@ -7,6 +7,7 @@ needs the base install only.
 """
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +54,7 @@ def resolve(
         return ResolvedModel(demo_folder(_expanded(cache_dir, "model cache"), progress), DEMO_NAME)
     path = _expanded(Path(model), f"model {model!r}")
     if path.suffix.lower() == ".gguf":
-        return ResolvedModel(imported_folder(path, cache_dir, progress), path.stem)
+        return ResolvedModel(imported_folder(path, cache_dir, progress), _readable(path.stem))
     if (folder := _folder_at(path, model)) is not None:
         return ResolvedModel(folder, folder.name)
     if (hub_id := _HUB_ID.fullmatch(model)) is not None:
@@ -65,6 +66,11 @@ def resolve(
         f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id "
         "org/name or org/name@revision"
     )
+
+
+def _readable(name: str) -> str:
+    """Of a name that is not all UTF-8, ``?`` for what is no character."""
+    return name.encode(errors="replace").decode()
 
 
 def _expanded(path: Path, name: str) -> Path:
@@ -100,7 +106,8 @@ def imported_folder(path: Path, cache_dir: Path, progress: Progress) -> Path:
     except OSError as error:
         raise ConfigurationError(f"model {str(path)!r}: {error.strerror}") from None
     identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
-    key = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(os.fsencode(identity)).hexdigest()
+    key = f"{_readable(path.stem)}-{digest[:12]}"
     cache = _expanded(cache_dir, "model cache")
     return model_cache.cached_folder(
         cache, key, lambda folder: load_importer()(path, folder, progress), progress

@@ -53,6 +53,16 @@ def test_a_gguf_file_is_imported_once(tmp_path: Path) -> None:
     assert resolve(str(file), tmp_path / "cache", progress).folder != first.folder
 
 
+def test_a_gguf_file_may_have_a_name_that_is_not_all_characters(tmp_path: Path) -> None:
+    """As one of a system before UTF-8: clients call the model something that can be said."""
+    write_tiny_model(tmp_path / "tiny", family="llama")
+    file = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    write_gguf(tmp_path / "tiny", file)
+    found = resolve(str(file), tmp_path / "cache")
+    assert found.name == "caf?"
+    assert (found.folder / "tokenizer.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

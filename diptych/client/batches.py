@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from diptych.client.credentials import lock_of, metadata_of
+from diptych.client.request import sayable
 from diptych.client.retries import Retries, WatchRetries
 from diptych.errors import (
     DiptychError,
@@ -148,12 +149,13 @@ class BatchClient:
         metadata: Mapping[str, str] = NO_METADATA,
     ) -> BatchState:
         """Have an uploaded file answered. Raises DiptychError."""
-        request = batches_pb2.CreateBatchRequest(
-            input_file_id=file_id,
-            endpoint=endpoint,
-            completion_window=completion_window,
-            metadata=metadata,
-        )
+        with sayable():
+            request = batches_pb2.CreateBatchRequest(
+                input_file_id=file_id,
+                endpoint=endpoint,
+                completion_window=completion_window,
+                metadata=metadata,
+            )
         with _told():
             made = await self._server.CreateBatch(
                 request, timeout=_TIMEOUT_S, metadata=self._metadata

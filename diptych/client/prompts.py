@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diptych.client.request import ChatMessage, chat_prompt
+from diptych.client.request import ChatMessage, chat_prompt, sayable
 from diptych.v1 import common_pb2, inference_pb2
 
 Text = str | Sequence[int]
@@ -47,22 +47,26 @@ def build_score_request(
     request_id: str = "",
     cache_salt: str = "",
 ) -> inference_pb2.ScoreRequest:
-    """What may follow one of ``prompt`` and ``messages``, or nothing; see inference.proto."""
+    """What may follow one of ``prompt`` and ``messages``, or nothing; see inference.proto.
+
+    Raises InvalidRequestError: a text has half a character.
+    """
     if prompt is not None and messages is not None:
         raise ValueError("give no more than one of prompt and messages")
-    request = inference_pb2.ScoreRequest(
-        model=model,
-        continuations=map(_input, continuations),
-        request_id=request_id,
-        cache_salt=cache_salt,
-    )
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif prompt is not None:
-        request.tokens.SetInParent()
-        request.tokens.ids.extend(prompt)
-    elif messages is not None:
-        request.chat.CopyFrom(chat_prompt(messages))
+    with sayable():
+        request = inference_pb2.ScoreRequest(
+            model=model,
+            continuations=map(_input, continuations),
+            request_id=request_id,
+            cache_salt=cache_salt,
+        )
+        if isinstance(prompt, str):
+            request.text = prompt
+        elif prompt is not None:
+            request.tokens.SetInParent()
+            request.tokens.ids.extend(prompt)
+        elif messages is not None:
+            request.chat.CopyFrom(chat_prompt(messages))
     return request
 
 
@@ -76,15 +80,19 @@ def build_embed_request(
     request_id: str = "",
     cache_salt: str = "",
 ) -> inference_pb2.EmbedRequest:
-    """Vectors of these, see inference.proto; ``pooling`` None: as the model's makers say."""
-    request = inference_pb2.EmbedRequest(
-        model=model,
-        inputs=map(_input, inputs),
-        dimensions=dimensions,
-        normalize=normalize,
-        request_id=request_id,
-        cache_salt=cache_salt,
-    )
+    """Vectors of these, see inference.proto; ``pooling`` None: as the model's makers say.
+
+    Raises InvalidRequestError: a text has half a character.
+    """
+    with sayable():
+        request = inference_pb2.EmbedRequest(
+            model=model,
+            inputs=map(_input, inputs),
+            dimensions=dimensions,
+            normalize=normalize,
+            request_id=request_id,
+            cache_salt=cache_salt,
+        )
     if pooling is not None:
         request.pooling = pooling.value
     return request

@@ -61,7 +61,7 @@ def build_request(
         raise ValueError(
             "template_arguments, tools, split_reasoning and now_unix_s are for messages"
         )
-    with _sayable():
+    with sayable():
         request = inference_pb2.GenerateRequest(
             model=model,
             sampling=_sampling(options),
@@ -100,8 +100,11 @@ def _sampling(options: SamplingOptions) -> inference_pb2.SamplingOptions:
 
 
 @contextmanager
-def _sayable() -> Iterator[None]:
-    """Text that came from bytes that are none has halves of characters, which no message has."""
+def sayable() -> Iterator[None]:
+    """Text that came from bytes that are none has halves of characters, which no message has.
+
+    Raises InvalidRequestError.
+    """
     try:
         yield
     except UnicodeEncodeError as error:
@@ -112,11 +115,15 @@ def _sayable() -> Iterator[None]:
 def build_tokenize_request(
     text: str | None = None, *, messages: Sequence[ChatMessage | tuple[str, str]] | None = None
 ) -> inference_pb2.TokenizeRequest:
-    """Make a request from exactly one of ``text`` and ``messages``."""
-    if text is not None and messages is None:
-        return inference_pb2.TokenizeRequest(text=text)
-    if text is None and messages is not None:
-        return inference_pb2.TokenizeRequest(chat=chat_prompt(messages))
+    """Make a request from exactly one of ``text`` and ``messages``.
+
+    Raises InvalidRequestError: a text has half a character.
+    """
+    with sayable():
+        if text is not None and messages is None:
+            return inference_pb2.TokenizeRequest(text=text)
+        if text is None and messages is not None:
+            return inference_pb2.TokenizeRequest(chat=chat_prompt(messages))
     raise ValueError("give exactly one of text and messages")
 
 

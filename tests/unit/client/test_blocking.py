@@ -4,7 +4,7 @@ import asyncio
 import gc
 import inspect
 import warnings
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,9 @@ from diptych.client import (
     BlockingClient,
     Chunk,
     DiptychClient,
+    build_embed_request,
     build_request,
+    build_score_request,
 )
 from diptych.errors import InvalidRequestError
 from diptych.v1 import inference_pb2
@@ -115,7 +117,35 @@ def test_a_client_is_made_before_there_is_a_loop() -> None:
     asyncio.run(close())
 
 
-def test_halves_of_characters_are_refused_before_anything_is_sent() -> None:
-    for given in ({"prompt": "caf\udce9"}, {"messages": [("user", "caf\udce9")]}):
-        with pytest.raises(InvalidRequestError, match="is no character"):
-            build_request(**given)
+HALF = "caf\udce9"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: build_request(HALF),
+        lambda client: build_request(messages=[("user", HALF)]),
+        lambda client: client.tokenize(HALF),
+        lambda client: client.tokenize(messages=[("user", HALF)]),
+        lambda client: build_score_request([HALF]),
+        lambda client: build_score_request(["a"], HALF),
+        lambda client: build_score_request(["a"], messages=[("user", HALF)]),
+        lambda client: build_embed_request([HALF]),
+    ],
+)
+def test_halves_of_characters_are_refused_before_anything_is_sent(
+    ask: Callable[[BlockingClient], object],
+) -> None:
+    with (
+        BlockingClient("127.0.0.1:1", retries=0) as client,
+        pytest.raises(InvalidRequestError, match="is no character"),
+    ):
+        ask(client)
+
+
+def test_so_are_they_in_what_is_said_of_a_batch() -> None:
+    with (
+        BlockingBatchClient("127.0.0.1:1", retries=0) as client,
+        pytest.raises(InvalidRequestError, match="is no character"),
+    ):
+        client.create("file-x", "/v1/completions", metadata={"name": HALF})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,8 @@ from diptych.progress import AbandonedError, Progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
 
 _HUB_FILES = ["*.json", "*.jinja", "LICENSE*", "NOTICE*"]
 _NOT_OURS = ["*/*", "*.bin.index.json"]  # of other formats of the same weights
@@ -36,6 +39,7 @@ def hub_folder(
 
     Blocking. ``revision`` is a branch, a tag or a commit; None: the newest. ``texts_only``
     leaves the weights where they are; who wants them gets them into the same folder later.
+    A hub that cannot be reached is not needed where all that is used was fetched before.
     ``progress`` may raise AbandonedError, which ends it soon: what was fetched whole is not
     fetched again.
 
@@ -50,28 +54,67 @@ def hub_folder(
     fetch = partial(snapshot_download, model, cache_dir=cache_dir.expanduser() / "hub")
     told = _Told(partial(progress, stage))
     try:
-        folder = Path(
-            fetch(
-                allow_patterns=_HUB_FILES,
-                ignore_patterns=_NOT_OURS,
-                revision=revision,
-                tqdm_class=_bars(told),
-            )
-        )
-        names = list(_IN_FOLDERS)
-        if not texts_only:
-            told.num_bytes = _num_bytes(folder)
-            names += _weight_files(folder)
-        # The same revision, though the hub may have a newer one by now.
-        fetch(allow_patterns=names, revision=folder.name, tqdm_class=_bars(told))
+        folder = _fetch_used(fetch, told, revision, texts_only=texts_only)
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
         if told.is_abandoned:
             raise AbandonedError from None
-        raise ConfigurationError(
-            f"model {named!r}: no such folder, and the hub: {_told_by(error)}"
-        ) from None
+        known = _used_before(error, fetch, told, revision, texts_only=texts_only)
+        if known is None:
+            raise ConfigurationError(
+                f"model {named!r}: no such folder, and the hub: {_told_by(error)}"
+            ) from None
+        extra = {"model": named, "error": _told_by(error)}
+        logger.warning("the hub cannot be reached: what was fetched before is used", extra=extra)
+        folder = known
     progress(stage, 1.0)
     return folder
+
+
+def _fetch_used(
+    fetch: Callable[..., str], told: "_Told", revision: str | None, *, texts_only: bool
+) -> Path:
+    """The folder of what is used. Raises whatever the hub's client does."""
+    folder = Path(
+        fetch(
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_NOT_OURS,
+            revision=revision,
+            tqdm_class=_bars(told),
+        )
+    )
+    names = list(_IN_FOLDERS)
+    if not texts_only:
+        told.num_bytes = _num_bytes(folder)
+        names += _weight_files(folder)
+    # The same revision, though the hub may have a newer one by now.
+    fetch(allow_patterns=names, revision=folder.name, tqdm_class=_bars(told))
+    return folder
+
+
+def _used_before(
+    error: Exception,
+    fetch: Callable[..., str],
+    told: "_Told",
+    revision: str | None,
+    *,
+    texts_only: bool,
+) -> Path | None:
+    """What was fetched before, whole; None: it was not, or ``error`` is the hub's own word.
+
+    The hub's client looks by itself, but not into what an older one left, or another program:
+    without a list of the hub's files it asks for that, though none is missing.
+    """
+    from httpx import TransportError
+
+    if not isinstance(error, ConnectionError | TransportError):
+        return None
+    try:
+        local = partial(fetch, local_files_only=True)
+        folder = _fetch_used(local, told, revision, texts_only=texts_only)
+        names = ["config.json", *([] if texts_only else _weight_files(folder))]
+    except (OSError, ValueError):
+        return None
+    return folder if all((folder / name).is_file() for name in names) else None
 
 
 def _told_by(error: Exception) -> str:

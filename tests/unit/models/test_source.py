@@ -19,6 +19,8 @@ from diptych.progress import ConsoleProgress, silent
 from tests.text_models import write_gguf
 from tests.tiny_model import write_tiny_model
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
@@ -122,6 +124,52 @@ def test_what_may_want_a_token_says_where_it_goes(
     with pytest.raises(ConfigurationError, match=said) as caught:
         resolve("org/name", tmp_path)
     assert "\n" not in caught.value.message
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub, for its real client: each question fails as where there is no network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def left_by_another(cache: Path, *names: str) -> Path:
+    """The folder of a model as a client of the hub leaves it that keeps no list of its files."""
+    model = cache / "hub" / "models--org--name"
+    folder = model / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(COMMIT)
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize("model", ["org/name", f"org/name@{COMMIT}"])
+def test_without_a_hub_what_is_there_whole_is_used_whoever_fetched_it(
+    tmp_path: Path, model: str
+) -> None:
+    folder = left_by_another(tmp_path, "config.json", "model.safetensors")
+    for texts_only in (True, False):
+        assert resolve(model, tmp_path, texts_only=texts_only).folder == folder
+
+
+@pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize("model", ["org/name", f"org/name@{COMMIT}"])
+def test_without_a_hub_half_of_a_model_is_none(tmp_path: Path, model: str) -> None:
+    folder = left_by_another(tmp_path, "config.json", "model-1.safetensors")
+    with pytest.raises(ConfigurationError, match="offline mode"):
+        resolve(model, tmp_path)
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigurationError, match="offline mode"):
+        resolve(model, tmp_path)
+    assert resolve(model, tmp_path, texts_only=True).folder == folder
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigurationError, match="offline mode"):
+        resolve(model, tmp_path, texts_only=True)
 
 
 _OTHER_FORMATS = (

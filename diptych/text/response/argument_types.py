@@ -1,5 +1,6 @@
 """Arguments that a model wrote as bare text, as the tool's schema wants them. Pure."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -61,7 +62,8 @@ class ArgumentTypes:
     def typed(self, name: str, text: str) -> object:
         """What ``text`` says as a value of the argument's schema; else the text itself.
 
-        Where the schema says nothing of types, what reads as JSON is no text.
+        Where the schema says nothing of types, what reads as JSON is no text; but a number is one
+        that is too large, as a commit's ``7e12345`` would be.
         """
         types = self._types(self._argument(name), _MOST_DEPTH)
         if types == _Types(frozenset({"string"})):
@@ -69,6 +71,7 @@ class ArgumentTypes:
         bare = text.strip()
         try:
             value = read_json(_WORDS.get(bare, bare))
+            json.dumps(value, allow_nan=False)  # a number may be too large to be said again
         except (ValueError, RecursionError):
             return text
         if not types.names:

@@ -104,3 +104,16 @@ def test_calls_have_arguments_of_the_types_that_are_referred_to() -> None:
     ):
         (call,) = parse(family(form), [text], tools=tools).calls
         assert json.loads(call.arguments) == {"x": "10115"}
+
+
+@pytest.mark.parametrize("said", ["7e12345", "[1, -7e12345]", '{"a": 7e12345}'])
+@pytest.mark.parametrize("schema", [{}, {"type": ["number", "array", "object"]}])
+def test_a_number_that_is_too_large_is_a_text_and_no_call_is_lost_for_it(
+    said: str, schema: Any
+) -> None:
+    """As a commit may look like one, of a tool that says nothing of types."""
+    body = f"<function=f>\n<parameter=x>\n{said}\n</parameter>\n</function>"
+    tools = {"f": {"properties": {"x": schema}}}
+    parsed = parse(family("qwen-xml"), [f"<tool_call>\n{body}\n</tool_call>"], tools=tools)
+    assert [json.loads(call.arguments) for call in parsed.calls] == [{"x": said}]
+    assert not parsed.content

@@ -15,12 +15,14 @@ from batch_server.runner.input_file import Chunks, InputBounds, InputFile
 from batch_server.runner.line_check import LineMaker
 from batch_server.status import ENDED, BatchEvent, BatchStatus
 from batch_server.store.batches import BatchStore
+from router.frontend.fair_places import FairPlaces
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _CHECKS_AT_ONCE: Final = 2  # each keeps the ids of its file's lines, and where each begins
+_ANY_NUMBER: Final = 2**31  # how many batches are open is bounded where they are made
 _LINES_AT_ONCE: Final = 64  # of those that wait, in memory: their ids, no more
 _UNSENT_AT_ONCE: Final = 256
 _STORE_ATTEMPTS: Final = 24  # ten minutes
@@ -43,6 +45,10 @@ class Sender(Protocol):
         ...
 
 
+def _places_to_check() -> FairPlaces:
+    return FairPlaces(_CHECKS_AT_ONCE, _ANY_NUMBER, "files wait to be checked")
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What all runs share."""
@@ -55,8 +61,8 @@ class Needs:
     clock: Callable[[], float]
     """Seconds of the Unix epoch."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CHECKS_AT_ONCE))
-    """Files that are read at a time."""
+    checks: FairPlaces = field(default_factory=_places_to_check)
+    """Of files that are read at a time: those of tenants by turns, as one may take minutes."""
 
 
 class BatchRun:
@@ -96,7 +102,7 @@ class BatchRun:
         await self._until_cancelled(self._check_in_turn(batch))
 
     async def _check_in_turn(self, batch: Batch) -> None:
-        async with self._needs.checks:
+        async with self._needs.checks.place(batch.tenant):
             await self._check(batch)
 
     async def _check(self, batch: Batch) -> None:

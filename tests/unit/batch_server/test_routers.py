@@ -417,11 +417,11 @@ async def test_one_that_waits_to_be_read_is_cancelled_at_once(tmp_path: Path) ->
     async with opened(tmp_path) as rig:
         await rig.add_input(EIGHT)
         await rig.add_batch()
-        async with rig.needs.checks, rig.needs.checks, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(rig.one.run(), name="run")
+        place = rig.needs.checks.place
+        async with place("a"), place("b"), asyncio.TaskGroup() as tasks:
+            tasks.create_task(rig.one.run(), name="run")
             await rig.batches.cancel("", BATCH, rig.clock_s)
             rig.one.look()
-            await running
         assert (await rig.get()).status is BatchStatus.CANCELLED
 
 

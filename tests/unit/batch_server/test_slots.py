@@ -5,17 +5,19 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_server.records import LineOwner
+from batch_server.records import Batch, LineOwner
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.pace import Pace
 from batch_server.runner.slots import Slots
 from tests.unit.batch_server.rig import line, opened
+from tests.waiting import until
 
 NUM_TASKS = 16  # of each batch
 MANY = [LineOwner("a", f"batch_{index}") for index in range(8)]
@@ -194,3 +196,31 @@ def test_no_place_is_lost_however_lines_end(steps: list[tuple[str, int]]) -> Non
         assert (slots.num_taken, bool(slots._turns)) == (0, False)
 
     asyncio.run(run())
+
+
+async def test_tenants_take_turns_to_have_their_files_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, read = set[int](), list[str]()
+    may_end = asyncio.Event()
+    check_in_turn, check = BatchRun._check_in_turn, BatchRun._check
+
+    async def arrive(self: BatchRun, batch: Batch) -> None:
+        arrived.add(int(batch.batch_id))
+        await check_in_turn(self, batch)
+
+    async def held_up(self: BatchRun, batch: Batch) -> None:
+        read.append(batch.tenant)
+        await may_end.wait()
+        await check(self, batch)
+
+    monkeypatch.setattr(BatchRun, "_check_in_turn", arrive)
+    monkeypatch.setattr(BatchRun, "_check", held_up)
+    async with opened(tmp_path) as rig, asyncio.TaskGroup() as tasks:
+        await rig.add_input(line("a", "x"), tenant="a")
+        for number, tenant in enumerate("aaaaaab", 1):
+            await rig.add_batch(str(number), tenant=tenant)
+            tasks.create_task(BatchRun(str(number), rig.needs).run(), name=tenant)
+            await until(partial(arrived.__contains__, number))
+        may_end.set()
+    assert read == ["a", "a", "a", "b", "a", "a", "a"]

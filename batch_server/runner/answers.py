@@ -14,6 +14,7 @@ _TOO_SLOW: Final = 408
 WORKER_LOST: Final = "worker_lost"  # amid the line, which may be its doing
 _UNREACHABLE: Final = "deadline_unreachable"  # without a time to come back: at any time
 _OWN: Final = frozenset({_UNREACHABLE, "quota_exceeded"})
+_IN_VAIN: Final = frozenset({"queue_timeout", "no_worker"})  # after a wait for workers
 _MOST_RETRY_S: Final = 300.0
 # JSON has these in strings alone, and readers of text take them for the end of a line.
 _LINE_ENDS: Final = {
@@ -43,15 +44,18 @@ class Verdict(enum.Enum):
     AGAIN = enum.auto()  # it failed: a few more tries, then this is the result
 
 
-def judge(answer: Answer) -> Verdict:
+def judge(answer: Answer, *, others_were_served: bool = False) -> Verdict:
     """By the answer's status, and by what a router that refuses says why.
 
     What refuses without a router's error is none: a proxy, say, before routers that start again.
+    ``others_were_served``, other lines, while this one waited: then it wants workers that they
+    do not need, and of which there are none.
     """
     if answer.status in _LATER and answer.code != WORKER_LOST:
         if answer.code == _UNREACHABLE and not answer.retry_after_s:
             return Verdict.KEEP
-        return Verdict.ALONE if answer.code in _OWN else Verdict.LATER
+        is_own = answer.code in _OWN or (others_were_served and answer.code in _IN_VAIN)
+        return Verdict.ALONE if is_own else Verdict.LATER
     is_refused = 400 <= answer.status < 500 and answer.status != _TOO_SLOW and answer.code
     return Verdict.KEEP if is_refused or 200 <= answer.status < 300 else Verdict.AGAIN
 

@@ -49,8 +49,8 @@ class LineSender:
     """Sends lines to any of several routers. Event loop only; one for all batches.
 
     A line waits for as long as no router serves it, and with it all others, unless the router
-    says that it is this line's matter. What failed amid its answer is tried a few times, the
-    same each time, seed and id included.
+    says that it is this line's matter, or others were served while it waited for workers. What
+    failed amid its answer is tried a few times, the same each time, seed and id included.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class LineSender:
         self._sleep = sleep
         self._clock = clock
         self._tell_at_s = float("-inf")
+        self._num_served = 0  # lines whose answer was a good one
         self._alone = asyncio.Lock()  # of suspects: so none is taken for another one's doing
 
     async def answer(
@@ -106,10 +107,11 @@ class LineSender:
     ) -> Answer:
         turn = self._alone if tries.is_suspect else nullcontext()
         async with turn, self._slots.place(owner):
-            answer = await self._post(endpoint, request_id, await read_body())
-            return self._judged(answer, tries)
+            body, num_before = await read_body(), self._num_served
+            answer = await self._post(endpoint, request_id, body)
+            return self._judged(answer, tries, self._num_served > num_before)
 
-    def _judged(self, answer: Answer | None, tries: "_Tries") -> Answer:
+    def _judged(self, answer: Answer | None, tries: "_Tries", others_were_served: bool) -> Answer:
         """One that is the line's result; what it tells of the routers counts at once.
 
         Raises _NotNowError.
@@ -117,7 +119,7 @@ class LineSender:
         if answer is None:
             raise self._refused("none could be reached")
         tries.is_suspect |= answer.code == WORKER_LOST
-        match judge(answer):
+        match judge(answer, others_were_served=others_were_served):
             case Verdict.LATER:
                 raise self._refused(str(answer.status), answer.retry_after_s)
             case Verdict.ALONE:
@@ -125,6 +127,7 @@ class LineSender:
             case Verdict.AGAIN if tries.has_more():
                 raise _NotNowError
         self._slots.pace.answered()
+        self._num_served += 200 <= answer.status < 300
         return answer
 
     async def _post(self, endpoint: Endpoint, request_id: str, body: bytes) -> Answer | None:

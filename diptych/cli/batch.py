@@ -17,6 +17,7 @@ from diptych.cli.batch_client import AwayError, BatchClient, BatchError
 from diptych.cli.batch_over_grpc import GrpcBatchClient
 from diptych.cli.batch_over_http import HttpBatchClient
 from diptych.cli.connection import read_key
+from diptych.cli.shown_line import shown
 from diptych.client.batches import ENDED, BatchState
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION, EXIT_FAILED
@@ -135,7 +136,7 @@ def run(args: list[str]) -> int:
             case "cancel":
                 return _cancel(_load(CancelConfig, name, rest))
     except BatchError as error:
-        print(f"diptych batch: {error}", file=sys.stderr)  # noqa: T201
+        print(shown(f"diptych batch: {error}"), file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     print(_USAGE)  # noqa: T201
     return 0 if name in ("-h", "--help") else EXIT_CONFIGURATION
@@ -230,6 +231,6 @@ def _told(state: BatchState) -> int:
     counts = f"{state.num_completed} answered, {state.num_failed} failed of {state.num_lines}"
     print(f"{state.batch_id} {state.status}: {counts}", file=sys.stderr)  # noqa: T201
     for message in state.errors:
-        print(message, file=sys.stderr)  # noqa: T201
+        print(shown(message), file=sys.stderr)  # noqa: T201
     is_whole = state.status == "completed" and not state.num_failed
     return EXIT_FAILED if state.status in ENDED and not is_whole else 0

@@ -17,7 +17,8 @@ from diptych.cli.connection import Connection, say_retry
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import show_answer, write_text, write_thought
-from diptych.cli.tool_file import Calls, read_tools, shown, shown_call
+from diptych.cli.shown_line import shown
+from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
 from diptych.process import EXIT_FAILED
@@ -109,7 +110,7 @@ class _Chat:
             except KeyboardInterrupt:
                 continue
             except DiptychError as error:
-                _complain(f"{error.reason}: {' '.join(error.message.split())}")
+                _complain(f"{error.reason}: {error.message}")
 
     def _read(self, asker: str = "") -> str:
         """The next line, as characters that any process can be told. Raises EOFError: none."""
@@ -213,4 +214,4 @@ async def _open(config: _ChatConfig) -> DiptychClient:
 
 
 def _complain(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+    print(shown(line), file=sys.stderr, flush=True)  # noqa: T201

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych.address import check_address
+from diptych.cli.shown_line import shown
 from diptych.client import DEFAULT_RETRIES, DiptychClient
 from diptych.client.client import OnRetry
 from diptych.errors import ConfigurationError, DiptychError, ModelNotFoundError
@@ -32,7 +33,7 @@ def read_key(path: Path | None) -> str:
 
 def say_retry(error: DiptychError, pause_s: float) -> None:
     """Why there is no answer yet, and when it is asked again, in a line on standard error."""
-    why = f"{error.reason}: {' '.join(error.message.split())}"
+    why = shown(f"{error.reason}: {error.message}")
     line = f"diptych: {why}; asking again in {pause_s:.1f} s"
     print(line, file=sys.stderr, flush=True)  # noqa: T201
 

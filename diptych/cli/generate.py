@@ -15,6 +15,7 @@ from diptych.cli.connection import Connection, say_retry
 from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import Metadata, Write, show_answer, write_text
+from diptych.cli.shown_line import shown
 from diptych.cli.streams import read_input
 from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
@@ -119,7 +120,8 @@ def run(args: list[str]) -> int:
     except ConfigurationError:
         raise
     except DiptychError as error:
-        print(f"\ndiptych generate: {error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
+        line = shown(f"diptych generate: {error.reason}: {error.message}")
+        print(f"\n{line}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     print(flush=True)  # noqa: T201
     if config.timing and last.usage is not None and last.timing is not None:

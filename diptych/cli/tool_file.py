@@ -1,12 +1,12 @@
 """Tools that a command offers a model: read from a file, and what the model calls, as a line."""
 
 import enum
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
+from diptych.cli.shown_line import shown
 from diptych.client import Tool, ToolChoice, Tools
 from diptych.errors import InvalidRequestError
 from diptych.v1 import inference_pb2
@@ -74,19 +74,3 @@ def shown_call(call: inference_pb2.ToolCall) -> str:
     is one space (within a JSON string there is none); what is not to be seen is escaped.
     """
     return f"{shown(call.name)}({shown(call.arguments)})"
-
-
-def shown(text: str) -> str:
-    """In one line, without what a terminal would obey."""
-    line = re.sub(r"[ \t\r\n]+", lambda found: _space(found[0]), text)
-    return "".join(each if each.isprintable() else _escaped(each) for each in line)
-
-
-def _space(found: str) -> str:
-    return " " if found.strip(" ") else found
-
-
-def _escaped(character: str) -> str:
-    """As JSON has it, which is two of them beyond the 16 bits of one."""
-    units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))

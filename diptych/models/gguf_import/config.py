@@ -81,7 +81,7 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
         "intermediate_size": file.integer(f"{prefix}feed_forward_length"),
-        "num_hidden_layers": file.integer(f"{prefix}block_count"),
+        "num_hidden_layers": _num_layers(file, prefix),
         "num_attention_heads": num_heads,
         "num_key_value_heads": file.integer(f"{prefix}attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -92,6 +92,17 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
     }
     scaling = _rope_scaling(file, prefix)
     return config if scaling is None else {**config, "rope_scaling": scaling}
+
+
+def _num_layers(file: GGUFFile, prefix: str) -> int:
+    """Each has tensors: a file that says more would have lists made that have no end."""
+    num_layers = file.integer(f"{prefix}block_count")
+    if num_layers > len(file.tensors):
+        raise ConfigurationError(
+            f"{file.path}: metadata '{prefix}block_count' says {num_layers} layers, and there are "
+            f"{len(file.tensors)} tensors"
+        )
+    return num_layers
 
 
 def _rope_scaling(file: GGUFFile, prefix: str) -> dict[str, Any] | None:
@@ -128,7 +139,7 @@ def _llama(file: GGUFFile) -> dict[str, Any]:
 
 
 def _gemma3(file: GGUFFile) -> dict[str, Any]:
-    num_layers = file.integer("gemma3.block_count")
+    num_layers = _num_layers(file, "gemma3.")
     num_heads = file.integer("gemma3.attention.head_count")
     scalar = file.integer("gemma3.attention.key_length")
     if num_layers == _GEMMA3_LAYERS_OF_27B:

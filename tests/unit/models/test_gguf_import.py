@@ -191,3 +191,24 @@ def test_a_tensor_that_is_there_twice_is_refused(intact: Path, tmp_path: Path) -
     (tmp_path / "m.gguf").write_bytes(damaged)
     with pytest.raises(ConfigurationError, match=r"'blk\.1\.ffn_norm\.weight' is there 2 times"):
         imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def written_over(path: Path, behind: bytes, offset: int, number: bytes) -> None:
+    """Other bytes, so far behind what there is once in a file."""
+    data = bytearray(path.read_bytes())
+    assert data.count(behind) == 1
+    at = data.index(behind) + len(behind) + offset
+    data[at : at + len(number)] = number
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_that_says_to_have_layers_without_tensors_takes_no_memory_for_them(
+    tiny: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(tiny[family], path)
+    kind = 4  # bytes
+    written_over(path, f"{family}.block_count".encode(), kind, (10**6).to_bytes(4, "little"))
+    with pytest.raises(ConfigurationError, match="says 1000000 layers"):
+        imported(path, tmp_path / "out")

@@ -26,6 +26,7 @@ from diptych.process import ProcessConfig
 from diptych.rpc.connections import PROBES_SHARE, most_connections
 from diptych.rpc.health import Health
 from diptych.rpc.identity import Identity
+from diptych.rpc.open_calls import OpenCalls
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
@@ -59,10 +60,10 @@ def standard_tracing(endpoint: str | None = None) -> StandardTracing:
 class ServiceHost:
     """One process object's gRPC server, metrics endpoint and tracer. An async context manager.
 
-    Owns ``server`` (add servicers before ``start``), ``metrics``/``registry``,
-    ``operator_metrics``, which the endpoint alone tells beside these and nothing that
-    clients reach, and ``tracing``. Leaving the context stops the server (calls still open are
-    cancelled after half a second), the endpoint, flushes spans for two
+    Owns ``server`` (add servicers before ``start``) and its open ``calls``,
+    ``metrics``/``registry``, ``operator_metrics``, which the endpoint alone tells beside these
+    and nothing that clients reach, and ``tracing``. Leaving the context stops the server (calls
+    still open are cancelled after half a second), the endpoint, flushes spans for two
     seconds at most, and undoes ``process.settle``. Several may live in one
     process. Used from the event-loop thread only; a scrape is collected on
     it, so metrics may read live state.
@@ -100,7 +101,8 @@ class ServiceHost:
             standard=standard_tracing(config.otlp_endpoint),
             instance_id=instance_id,
         )
-        self.server = make_server(config.timers, public, identity)
+        self.calls = OpenCalls()
+        self.server = make_server(config.timers, public, identity, self.calls)
         self.port = 0
         self.metrics_port: int | None = None
         self._health = Health()

@@ -60,6 +60,8 @@ from router.ways_in import (
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORD_S = 1.0  # for clients to take why they were cut off
+
 
 async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at most.
@@ -294,14 +296,16 @@ async def _see_off(admission: Admission, timers: Timers, clock: Callable[[], flo
 async def drain(
     host: ServiceHost, http: HttpServer | None, admission: Admission, timers: Timers
 ) -> None:
-    """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left.
+    """Send clients elsewhere (GOAWAY) and let what runs finish; then end what is left.
 
     What comes with the GOAWAY is still taken, for as long as a lame duck's, and for half of the
-    time that there is at the most: it needs some to end.
+    time that there is at the most: it needs some to end. Answers on their way to slow clients
+    have what is left of the time, and no more than any response has.
     """
-    patience_s = timers.drain_s
+    patience_s, clock = timers.drain_s, asyncio.get_running_loop().time
+    ends_s = clock() + patience_s + _LAST_WORD_S
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(host.server.stop(patience_s), name="goaway")
+        tasks.create_task(host.server.stop(patience_s + _LAST_WORD_S), name="goaway")
         if http is not None:
             tasks.create_task(http.stop(patience_s), name="http-drain")
         try:
@@ -311,5 +315,7 @@ async def drain(
                 await admission.wait_idle()
         except TimeoutError:
             logger.warning("requests were cut off", extra={"num_open": admission.num_open})
+        unsent_s = min(timers.client_write_s, ends_s - clock())
+        await host.calls.end("the router shuts down", unsent_s)
         await host.server.stop(0)  # who only watches our health, too
     await admission.wait_idle()  # those that were cancelled free what they hold

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -19,6 +19,7 @@ from diptych.rpc.arriving import SLOW_AFTER_S, Arriving
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
 from diptych.rpc.identity import Certificate, Identity
+from diptych.rpc.open_calls import OpenCalls
 from diptych.rpc.status import to_status
 from diptych.timers import Timers
 
@@ -82,11 +83,13 @@ def make_server(
     timers: Timers = _TIMERS,
     public: PublicEdge | None = None,
     identity: Identity | None = None,
+    calls: OpenCalls | None = None,
 ) -> grpc.aio.Server:
     """Make a server whose handlers may raise DiptychError. The caller starts it.
 
     ``public``: for clients; None: for the cluster's own processes, judged by ``timers``. With an
-    ``identity``, the certificate of who calls decides which services are for them.
+    ``identity``, the certificate of who calls decides which services are for them. ``calls``: who
+    may end those that are open.
     """
     options = [
         *(_cluster_options(timers) if public is None else _public_options(public)),
@@ -95,7 +98,7 @@ def make_server(
         ("grpc.so_reuseport", int(public is not None and public.shares_port)),
     ]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(identity, public)],
+        interceptors=[ErrorInterceptor(identity, public, calls)],
         options=options,
         maximum_concurrent_rpcs=None if public is None else public.max_concurrent_rpcs,
     )
@@ -124,11 +127,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     field if the reason is a string that is not UTF-8.
     """
 
-    def __init__(self, identity: Identity | None = None, public: PublicEdge | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity | None = None,
+        public: PublicEdge | None = None,
+        calls: OpenCalls | None = None,
+    ) -> None:
         """With an ``identity``, a caller whose role may not call is refused first of all.
 
-        The gate of a ``public`` edge is asked before anything of the request is taken.
+        The gate of a ``public`` edge is asked before anything of the request is taken. Calls of
+        health and of reflection are none of ``calls``.
         """
+        self._calls = OpenCalls() if calls is None else calls
         self._identity = identity
         self._gate = None if public is None else public.gate
         self._max_served = None if public is None else public.max_served
@@ -154,9 +164,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
         # gRPC itself waits for a single request without an end; of a stream one is asked for.
         place, asks_again, arriving = "", False, self._arriving
+        answering: Callable[[Context], AbstractContextManager[None]] = self._calls.answering
         if method.startswith(_STANDARD):
             place, asks_again = method, handler.request_streaming
             arriving = self._arriving_standard
+            answering = _uncounted
         if handler.request_streaming and not asks_again:  # its handler reads it
             arriving = None
         takes_stream = handler.request_streaming or arriving is not None
@@ -165,7 +177,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
-                    with self._place(place):
+                    with answering(context), self._place(place):
                         self._check(method, context)
                         sender = whose or _host(context)
                         if asks_again:
@@ -191,7 +203,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
-                with self._place(place):
+                with answering(context), self._place(place):
                     self._check(method, context)
                     request = await _received(request, arriving, whose or _host(context))
                     response: Message = await inner_unary(request, context)
@@ -231,6 +243,11 @@ def _refusal(error: DiptychError, method: str) -> Any:
         await _abort(context, error, method)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _uncounted(context: Context) -> AbstractContextManager[None]:
+    """In the place of ``OpenCalls.answering``."""
+    return nullcontext()
 
 
 class _Undecodable:

@@ -17,9 +17,10 @@ from diptych.errors import (
     DeadlineExceededError,
     DiptychError,
     SlowClientError,
+    WorkerDrainingError,
 )
 from diptych.rpc.channel import open_channel
-from diptych.v1 import inference_pb2_grpc
+from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router.app import serve
 from router.config import RouterConfig
 from tests.call import token_request
@@ -190,3 +191,45 @@ async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture)
         with caplog.at_level(logging.WARNING, "router"):
             await cluster.stopped()
     assert [record.message for record in caplog.records if record.name.startswith("router")] == []
+
+
+async def test_what_outlasts_the_drain_is_told_so(wide_model: Path) -> None:
+    timers = TIMERS.model_copy(update={"drain_s": 0.1})
+    async with running(wide_model, 1, 1, timers=timers) as cluster:
+        stub = inference_pb2_grpc.InferenceStub(cluster.channel)
+        asked = token_request(PROMPT, max_tokens=900_000)
+        calls = [aiter(stub.Generate(asked)) for _ in range(2)]
+        for call in calls:
+            assert (await anext(call)).HasField("started")
+        cluster.stop.set()
+        for call in calls:
+            error = await failure_of(call)
+            assert isinstance(error, WorkerDrainingError)
+            assert error.retry_after_s == 1.0
+        await cluster.stopped()
+
+
+async def test_a_drain_waits_for_an_answer_that_its_client_takes_slowly(wide_model: Path) -> None:
+    """It is made, and gRPC has it: of what it has kept for the client nothing is cut off."""
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    timers = TIMERS.model_copy(update={"drain_s": 60.0})
+    async with (
+        running(wide_model, 1, 1, timers=timers) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        asked = inference_pb2.DetokenizeRequest(token_ids=PROMPT * 20_000)
+        call = channel.unary_stream(  # so that it is taken when it is asked for
+            f"/{SERVICE}/Detokenize",
+            request_serializer=inference_pb2.DetokenizeRequest.SerializeToString,
+            response_deserializer=inference_pb2.DetokenizeResponse.FromString,
+        )(asked)
+        assert await call.initial_metadata() is not None
+        cluster.stop.set()
+        async with within(EVENTUALLY_S):
+            while channel.get_state() is grpc.ChannelConnectivity.READY:
+                await asyncio.sleep(0.01)
+        answer = await call.read()
+        assert isinstance(answer, inference_pb2.DetokenizeResponse)
+        assert len(answer.text) == 400_000
+        assert await call.code() is grpc.StatusCode.OK
+        await cluster.stopped()

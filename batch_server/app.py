@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
 _MAX_UNTAKEN_BYTES = 128 * 2**20  # files go out in pieces: few wait, and lists of batches
 _MAX_CALLS = 256
+_LAST_WORD_S = 1.0  # for clients to take why they were cut off
 _MAX_SLOW = 64  # to come, of a mebibyte each
 _UNBOUNDED_S = 2_000_000.0  # gRPC counts ms: there is no other server that a client could go to
 
@@ -108,13 +109,22 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         batch_desk.end()
         async with asyncio.TaskGroup() as ending:
             ending.create_task(http.stop(config.timers.drain_s), name="http-drain")
-            ending.create_task(host.server.stop(config.timers.drain_s), name="grpc-drain")
+            ending.create_task(_end_calls(host, config.timers.drain_s), name="grpc-drain")
         with suppress(TimeoutError):  # of a database that does not answer
             async with asyncio.timeout(config.timers.drain_s):
                 await file_desk.wait_idle()  # what was cut off leaves nothing
         knowing.cancel()
         following.cancel()
         keeping.cancel()
+
+
+async def _end_calls(host: ServiceHost, patience_s: float) -> None:
+    """Take no more, and let those that are open end; what outlasts that hears why."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(host.server.stop(patience_s + _LAST_WORD_S), name="goaway")
+        await host.calls.wait_over(patience_s)
+        await host.calls.end("the server shuts down", _LAST_WORD_S)
+        await host.server.stop(0)  # who only watches our health, too
 
 
 def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:

@@ -46,13 +46,14 @@ class OpenCalls:
             self._answering.discard(task)
 
     async def end(self, why: str, patience_s: float) -> None:
-        """What is still being answered fails with ``why``; wait until all that was said is sent.
-
-        For ``patience_s`` at the most, as clients may take nothing.
-        """
+        """What is still being answered fails with ``why``; wait until all that was said is sent."""
         self._why_ended = why
         for task in self._answering:
             task.cancel()
+        await self.wait_over(patience_s)
+
+    async def wait_over(self, patience_s: float) -> None:
+        """Until none is open, or ``patience_s`` at the most, as clients may take nothing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._none_open.wait()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from batch_server.app import serve
 from batch_server.config import BatchServerConfig
 from diptych.api_keys import digest
 from diptych.client import BatchClient, BatchState, BlockingBatchClient
@@ -21,7 +22,10 @@ from diptych.errors import (
     SlowClientError,
     WorkerDrainingError,
 )
+from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
 from diptych.v1 import batches_pb2 as public
+from diptych.v1 import batches_pb2_grpc
 from router.frontend.callers.choice import callers_of
 from tests.integration.batch_rig import (
     KEYS,
@@ -33,6 +37,7 @@ from tests.integration.batch_rig import (
     refused,
     sent,
     served,
+    upload_refused,
     written,
 )
 from tests.unit.batch_server.rig import CHAT, FakeRouters, line, texts
@@ -252,6 +257,26 @@ async def test_watches_are_bounded_and_end_with_the_server(tmp_path: Path) -> No
         for watch in watches:
             error = await refused(drained(watch))
             assert isinstance(error, WorkerDrainingError)
+
+
+async def test_an_upload_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
+    config = BatchServerConfig(
+        listen="127.0.0.1:0",
+        http_port=0,
+        database=f"sqlite:///{tmp_path / 'batches.db'}",
+        timers=Timers(drain_s=0.1),
+    )
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(config, stop, port.set_result))
+        async with open_channel(f"127.0.0.1:{await port}") as channel:
+            stub: Any = batches_pb2_grpc.BatchesStub(channel)
+            upload = stub.UploadFile()
+            for message in sent(public.NewFile(num_bytes=10), b"x" * 9):
+                await upload.write(message)
+            await stub.ListBatches(public.ListBatchesRequest())  # so the other call is there
+            stop.set()
+            assert isinstance(await upload_refused(upload), WorkerDrainingError)
 
 
 async def test_who_takes_nothing_is_given_up(tmp_path: Path) -> None:

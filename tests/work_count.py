@@ -24,3 +24,22 @@ def num_lines_run(module: ModuleType, call: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def num_calls(call: Callable[[], object]) -> int:
+    """How many functions written in Python are called in ``call``; of a generator each item counts
+    as a call.
+    """
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return count

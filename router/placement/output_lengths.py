@@ -53,7 +53,9 @@ class _Histogram:
     def __init__(self) -> None:
         self._whole = [_Bucket() for _ in range(_NUM_BUCKETS)]
         self._cut = [_Bucket() for _ in range(_NUM_BUCKETS)]
+        self._seen: dict[_Bucket, None] = {}  # of all of these, those with answers
         self.weight = 0.0
+        self._whole_weight = 0.0  # of this, of those that ended by themselves
         self._tells_up_to = 0.0  # tokens, as of the last answer; see ``tells``
         self._likely: list[Likely] | None = None  # as of the last answer; None: not asked since
         self._asked: dict[tuple[int, int], AnswerLength] = {}  # likewise
@@ -61,10 +63,13 @@ class _Histogram:
     def learn(self, num_tokens: int, *, is_cut: bool) -> None:
         self._likely = None
         self._asked.clear()
-        for bucket in (*self._whole, *self._cut):
+        for bucket in self._seen:
             bucket.fade()
-        (self._cut if is_cut else self._whole)[_place_of(num_tokens)].add(num_tokens)
+        bucket = (self._cut if is_cut else self._whole)[_place_of(num_tokens)]
+        bucket.add(num_tokens)
+        self._seen[bucket] = None
         self.weight = _FADING * self.weight + 1.0
+        self._whole_weight = _FADING * self._whole_weight + (not is_cut)
         self._tells_up_to = self._most_told()
 
     def tells(self, at_most: int) -> bool:
@@ -72,7 +77,7 @@ class _Histogram:
         return at_most <= self._tells_up_to
 
     def _most_told(self) -> float:
-        if sum(bucket.weight for bucket in self._whole) >= _LEAST_AT_RISK:
+        if self._whole_weight >= _LEAST_AT_RISK:
             return math.inf
         likely = (bucket for bucket in self._cut if bucket.weight >= _LEAST_AT_RISK)
         return max((bucket.length for bucket in likely), default=0.0)
@@ -135,9 +140,12 @@ class OutputLengths:
         might have no more.
         """
         self._of_classes[request_class].learn(num_tokens, is_cut=is_cut)
-        histogram = self._of_tenants.setdefault((request_class, tenant), _Histogram())
+        key = (request_class, tenant)
+        histogram = self._of_tenants.get(key)
+        if histogram is None:
+            histogram = self._of_tenants[key] = _Histogram()
         histogram.learn(num_tokens, is_cut=is_cut)
-        self._of_tenants.move_to_end((request_class, tenant))
+        self._of_tenants.move_to_end(key)
         if len(self._of_tenants) > MAX_HISTOGRAMS:
             self._of_tenants.popitem(last=False)
 

@@ -4,6 +4,7 @@ import pytest
 
 from diptych.request_class import RequestClass
 from router.placement.output_lengths import MAX_HISTOGRAMS, UNKNOWN_TOKENS, OutputLengths
+from tests.work_count import num_calls
 
 REALTIME, STANDARD, BATCH = RequestClass
 
@@ -170,3 +171,16 @@ def test_a_tenant_whose_answers_were_all_cut_off_is_taken_for_one_of_its_class()
         lengths.learn(STANDARD, "a", 16, is_cut=True)
     assert expected(lengths, STANDARD, "a", 10_000) == 1000
     assert expected(lengths, STANDARD, "a", 16) == 16
+
+
+def test_to_learn_from_one_more_answer_costs_what_the_lengths_cost_that_were_seen() -> None:
+    """Each answer teaches, and most of a tenant's are of a few lengths."""
+    lengths = OutputLengths()
+    for num_tokens in (30, 60):
+        lengths.learn(STANDARD, "a", num_tokens)
+    few = num_calls(lambda: lengths.learn(STANDARD, "a", 30))
+    for num_tokens in (1, 4, 12, 120, 900):
+        lengths.learn(STANDARD, "a", num_tokens)
+    many = num_calls(lambda: lengths.learn(STANDARD, "a", 30))
+    assert many - few == 2 * 5, "one for each that was seen, for the tenant and for its class"
+    assert few < 20

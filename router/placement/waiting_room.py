@@ -295,6 +295,9 @@ class WaitingRoom:
             del self._kinds[turn.asked]
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
+        if not self._all:
+            self._num_left = 0
+            return
         may_place = self.has_slots
         num_askable = len(self._all if may_place else self._front)
         asked: set[Waiter] = set()

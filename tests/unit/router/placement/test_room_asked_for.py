@@ -9,6 +9,7 @@ from router.placement.claim import Asked, payer_of
 from router.placement.fair_queue import Turn
 from router.placement.waiting_room import WaitingRoom
 from tests.unit.router.placement.room_world import World
+from tests.work_count import num_calls
 
 
 @pytest.mark.parametrize("num_others", [31, 32, 90])
@@ -146,3 +147,16 @@ def test_whoever_bars_others_does_not_stop_looks_at_them() -> None:
     timed.world.capacity = 1
     timed.run(9.0)
     assert late.is_placed
+
+
+def test_a_pump_of_an_empty_room_looks_at_nothing() -> None:
+    """Where there is room for all, that is each: one for who comes, for who goes, and more."""
+    world = World(capacity=1)
+    one = world.waiter()
+    world.run_scheduled()
+    assert num_calls(world.room.pump) <= 12, "while it is placed"
+    world.room.leave(one)
+    assert num_calls(world.room.pump) <= 12, "once it has left"
+    refused = world.waiter()
+    world.run_scheduled()
+    assert refused.told == [False], "that one left is forgotten as it always was"

@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -208,11 +207,7 @@ class Parting:
             return None  # one has but one role
         if len(decoding) == _TWO and self._two_had_best_part(snapshot):
             return None
-        alone = (
-            replace(view, prefill_time_ratio=0.0) if view.prefill_time_ratio else view
-            for view in snapshot.decode
-        )
-        return replace(snapshot, prefill=(), decode=tuple(alone))
+        return snapshot.each_alone
 
     def parts(self, snapshot: Snapshot) -> Parts:
         """As of now."""

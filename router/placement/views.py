@@ -1,7 +1,7 @@
 """Workers, as placement sees them. Plain data."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -182,15 +182,18 @@ class DecodeView:
         return most >= _LEAST_PLACES and shares.has_little and 2 * shares.num_main > most
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
-    """Every placeable worker at one moment."""
+    """Every placeable worker at one moment.
+
+    What follows from that is worked out once: many requests are weighed by one snapshot.
+    """
 
     prefill: tuple[PrefillView, ...] = ()
     decode: tuple[DecodeView, ...] = ()
     has_prefill_pool: bool = True  # there shall be prefill workers, whether or not one is ready
 
-    @property
+    @cached_property
     def has_prefill(self) -> bool:
         """Whether some prefill worker is of use to a decode worker, or may soon be: it is not so
         that no pair could be proven, as where all settings of the pools differ.
@@ -202,6 +205,17 @@ class Snapshot:
             for view in self.decode
             for source in self.prefill
         )
+
+    @cached_property
+    def each_alone(self) -> "Snapshot":
+        """Those that decode, as if each were by itself: it goes on with no more prompts than its
+        own.
+        """
+        alone = (
+            replace(view, prefill_time_ratio=0.0) if view.prefill_time_ratio else view
+            for view in self.decode
+        )
+        return replace(self, prefill=(), decode=tuple(alone))
 
     def has_room_for(self, those: Iterable[Asked]) -> bool:
         """Whether one of them could be placed; if not, there is no use in asking.
@@ -231,7 +245,7 @@ class Snapshot:
         may_be_local = asked.may_be_local or not self.has_prefill
         return may_be_local and any(view.local_prefill for view in near)
 
-    @property
+    @cached_property
     def _has_open_pair(self) -> bool:
         """Whether one whose prompt a prefill worker computes is taken, whosever it is."""
         if not any(view.has_runway for view in self.prefill):

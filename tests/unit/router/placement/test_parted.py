@@ -9,7 +9,7 @@ from router.placement.parting import Parting
 from router.placement.placement import DecodeOnly, Paired
 from router.placement.predicted import Predicted
 from router.placement.query import Objectives, Query
-from router.placement.views import EngineView, Snapshot
+from router.placement.views import DecodeView, EngineView, Snapshot
 from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, made, view_d, view_p
 
 
@@ -64,6 +64,20 @@ def test_only_two_that_can_do_everything_are_each_for_itself() -> None:
     assert parting.together(half) is None, "the other one only decodes"
     apart = replace(snapshot, decode=(first, replace(other, local_prefill=False)))
     assert parting.together(apart) is None
+
+
+def test_what_each_is_by_itself_is_made_once_for_all_that_are_weighed_by_it() -> None:
+    parting, snapshot = Parting(), soft()
+    busy = replace(snapshot, decode=tuple(map(_busy, snapshot.decode)))
+    whole = parting.together(busy)
+    assert whole is not None
+    assert [view.prefill_time_ratio for view in whole.decode] == [0.0, 0.0]
+    assert parting.together(busy) is whole
+    assert parting.together(replace(busy, has_prefill_pool=False)) is not whole
+
+
+def _busy(view: DecodeView) -> DecodeView:
+    return replace(view, prefill_time_ratio=0.3)
 
 
 def test_two_that_have_parted_stay_so_where_the_mix_is_about_as_it_was() -> None:

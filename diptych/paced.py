@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
@@ -50,6 +52,7 @@ class Paced(NamedTuple):
 
 
 _TOLD: Final = Paced._fields[:-1]
+_told: Final = attrgetter(*_TOLD)
 
 
 def num_outliving(num_drawn: int) -> int:
@@ -78,11 +81,8 @@ def to_proto(paced: Iterable[Paced]) -> list[worker_pb2.PacedSequence]:
 
 def from_proto(told: Iterable[worker_pb2.PacedSequence]) -> tuple[Paced, ...]:
     """What a worker says; without those that cannot be."""
-    paced = (
-        Paced(*(getattr(each, name) for name in _TOLD))
-        for each, _ in zip(told, range(MOST_TOLD), strict=False)
-    )
-    return tuple(each for each in paced if _can_be(each))
+    paced = [Paced(*_told(each)) for each in islice(told, MOST_TOLD)]
+    return tuple([each for each in paced if _can_be(each)])
 
 
 def _can_be(paced: Paced) -> bool:

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
@@ -25,15 +26,16 @@ NO_ROLES: Final[frozenset[int]] = frozenset()
 
 def roles_of(state: worker_pb2.WorkerState) -> frozenset[int]:
     """What new work the worker takes; a worker of one role alone may not say it of ``roles``."""
-    return _known(state.roles or (state.role,))
+    return _known(tuple(state.roles) or (state.role,))
 
 
 def able_roles_of(state: worker_pb2.WorkerState) -> frozenset[int]:
     """What it could take; those of a newer worker that have no name here are left out."""
-    return _known(state.able_roles) | roles_of(state)
+    return _known(tuple(state.able_roles)) | roles_of(state)
 
 
-def _known(roles: Iterable[int]) -> frozenset[int]:
+@lru_cache(64)  # each message says them, and they are hardly ever others
+def _known(roles: tuple[int, ...]) -> frozenset[int]:
     return frozenset(role for role in roles if role in ROLE_NAMES)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from diptych.paced import MOST_TOLD, Paced, from_proto, tightest, to_proto
 from diptych.v1 import worker_pb2
+from tests.work_count import num_calls
 
 
 def test_what_is_left_is_for_all_tokens_that_are_to_come() -> None:
@@ -84,3 +85,10 @@ def test_seconds_to_spare_are_those_beside_all_tokens_to_come() -> None:
 def test_who_has_less_than_four_fifths_of_what_tokens_take_has_missed() -> None:
     kept, lost = Paced(0.02, 4.0 - 0.81, 100, 100), Paced(0.02, 4.0 - 0.79, 100, 100)
     assert tightest([kept, lost], token_s=0.01) == [kept]
+
+
+def test_what_is_told_of_one_is_read_in_one_go() -> None:
+    """Of a busy worker it is the most of each message of Watch."""
+    told = to_proto([Paced(0.02, 0.5, 10, 20, "r1", number) for number in range(MOST_TOLD)])
+    per_sequence = (num_calls(lambda: from_proto(told)) - num_calls(lambda: from_proto([]))) / 8
+    assert per_sequence == 2, "made, and looked at"

@@ -14,7 +14,8 @@ from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
-from router.cluster.watch import WorkerWatch
+from router.cluster.watch import WorkerWatch, able_roles_of, roles_of
+from tests.work_count import num_calls
 
 
 class FakeCall:
@@ -131,3 +132,12 @@ async def test_why_a_lock_did_not_open_is_told_once_for_each_reason(
     told = [(record.message, record.__dict__["why"]) for record in caplog.records]
     reasons = ["expired", "unknown authority"] if is_locked else []
     assert told == [("worker not reached", why) for why in reasons]
+
+
+def test_roles_that_are_as_they_were_are_not_read_anew() -> None:
+    """Each message says them, and is asked for them several times."""
+    both = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
+    state = worker_pb2.WorkerState(role=both[0], roles=both, able_roles=both)
+    assert roles_of(state) == able_roles_of(state) == frozenset(both)
+    again = worker_pb2.WorkerState.FromString(state.SerializeToString())
+    assert num_calls(lambda: (roles_of(again), able_roles_of(again))) <= 4

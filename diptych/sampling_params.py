@@ -278,13 +278,13 @@ def options_to_proto(options: SamplingOptions) -> inference_pb2.SamplingOptions:
 
 
 def check_options(options: SamplingOptions | SamplingParams, path: str) -> None:
-    """Check every value that is given against its declaration.
+    """Check every value that is given against its declaration; a default is within it.
 
     Raises InvalidRequestError with the field ``path`` and the option's name.
     """
     for item in fields(options):
         value = getattr(options, item.name)
-        if value is not None:
+        if value is not None and value is not item.default:
             _check(item.name, value, OPTIONS[item.name], path)
 
 

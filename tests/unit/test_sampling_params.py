@@ -20,6 +20,7 @@ from diptych.sampling_params import (
     options_to_proto,
 )
 from diptych.v1 import common_pb2, inference_pb2
+from tests.work_count import num_calls
 
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
@@ -128,6 +129,18 @@ def test_ranges_are_those_declared(options: SamplingOptions, field: str) -> None
     with pytest.raises(InvalidRequestError) as caught:
         check_options(options, "x")
     assert caught.value.field == f"x.{field}"
+
+
+def test_what_is_left_as_it_is_is_within_its_range_and_is_not_looked_at() -> None:
+    """Of each request that is most of them."""
+    for options in (NOTHING_SAID, SamplingParams()):
+        for name in (item.name for item in fields(options)):
+            value, option = getattr(options, name), OPTIONS[name]
+            if isinstance(value, int | float):
+                assert option.low < value or (option.low == value and not option.is_low_excluded)
+                assert value <= option.high
+    num_beside = num_calls(lambda: fields(NOTHING_SAID)) + 1
+    assert num_calls(lambda: check_options(NOTHING_SAID, "")) - num_beside <= 3
 
 
 def test_bounds_themselves_are_allowed() -> None:

@@ -58,9 +58,11 @@ class Bystanders(NamedTuple):
                 others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
         for their_s, num_tokens, num in promised.paced:
             length = num_tokens or num_output_tokens
-            others += num * self._more_missed(their_s, length)
+            more = self._more_missed(their_s, length)
+            others += num * more
             if tpot_s is not None:
-                barring += num * self._more_missed(max(tpot_s, their_s), length)
+                is_tighter = their_s < tpot_s
+                barring += num * (self._more_missed(tpot_s, length) if is_tighter else more)
         told = self.told.more_missed(tpot_s, num_output_tokens)
         return Missed(others + told.num_all, barring + told.num_barring, num_told=told.num_all)
 

@@ -11,6 +11,7 @@ from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.prefill_link import LeaseListener, PrefillLink
+from router.placement.claim import Asked
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
 from router.placement.placement import DecodeOnly, Forecast, Paired, Placement, Unreachable, Why
@@ -129,9 +130,10 @@ class Dispatch:
         """
         services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
         if is_new:
-            turn = self.turn()
-            if services.room.has_slots and snapshot.has_room_for((turn.asked,)):
+            asked = Asked(self._request.claim.payer, self.may_be_local())
+            if services.room.has_slots and snapshot.has_room_for((asked,)):
                 return None
+            turn = self.turn()
             num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
             wait_s = services.room.wait_s(turn, num_engines)
         return services.policy.foresee(self._whole(query), snapshot, wait_s)

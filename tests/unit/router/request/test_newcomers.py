@@ -1,14 +1,16 @@
 """Who comes new is judged by those that wait before it. No sockets."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from router.placement.claim import Claim
+from router.placement.claim import Asked, Claim
 from router.placement.fair_queue import Turn
 from router.placement.placement import Unreachable
 from router.placement.query import Query
 from router.placement.views import Snapshot
+from router.request.terms import Terms
 from tests.unit.router.placement.predicted_world import view_d, view_p
 from tests.unit.router.request.dispatch_world import DECODE, PREFILL, PROMPT, World, opened
 from tests.unit.router.request.test_dispatch import made
@@ -48,6 +50,29 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     world.services.room.stop_waiting(waiting)
     assert request.foresee(query, True) == LOST
     assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
+
+
+async def test_where_there_is_room_its_turn_is_worked_out_once_it_enters_the_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = made(world, Claim(tenant="alice", first_token_due_s=7.0))
+    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
+    asked: list[Asked] = []
+    turns: list[Turn] = []
+
+    def has_room_for(snapshot: Snapshot, those: Iterable[Asked]) -> bool:
+        asked.extend(those)
+        return True
+
+    def turn(terms: Terms, num_cached: int = 0) -> Turn:
+        turns.append(Turn(tenant="alice"))
+        return turns[-1]
+
+    monkeypatch.setattr(Snapshot, "has_room_for", has_room_for)
+    monkeypatch.setattr(Terms, "turn", turn)
+    assert request.foresee(query, True) is None
+    assert turns == []
+    assert asked == [request.turn().asked], "that is what room is looked for by"
 
 
 async def test_where_as_many_are_placed_as_may_be_one_is_judged_by_when_they_leave(

@@ -62,10 +62,16 @@ class StepLearner:
             cost.doubt()
             cost.join(machine)
         self._num_trials = self._decode.num_samples, self._prefill.num_samples
+        self._model: StepModel | None = None  # as learned until now; None: not asked for since
 
     @property
     def model(self) -> StepModel:
-        """As learned until now."""
+        """As learned until now. Each step asks, when it is decided and when it is booked."""
+        if self._model is None:
+            self._model = self._learned()
+        return self._model
+
+    def _learned(self) -> StepModel:
         (fixed, row, context, *more_rows), upper_ratio, num_steps = self._decode.learned
         told = tuple(
             more * num / (num + _NUM_DOUBTED)
@@ -82,6 +88,7 @@ class StepLearner:
 
     def learn(self, work: StepWork, duration_s: float) -> None:
         """A step of such contents took so long."""
+        self._model = None
         features = (1.0, *map(float, work))
         if work.num_prefill_tokens:
             self._prefill.learn(features, duration_s)

@@ -18,6 +18,7 @@ from diptych.step_model import (
     num_pairs,
 )
 from diptych.v1 import worker_pb2
+from tests.work_count import num_calls
 
 LAW = StepModel(StepCost(0.038, 0.0015, 4e-6), StepCost(0.115, 0.0015, 4e-6, 0.00085, 2e-7))
 # What steps of so many rows took on a worker: the weights' bytes alone take what two rows take.
@@ -283,3 +284,14 @@ def test_of_prompts_no_rows_cost_more() -> None:
     told = LAW.to_proto()
     told.prefill.more_row_s[:] = [0.001]
     assert StepModel.from_proto(told) == LAW
+
+
+def test_between_two_steps_what_was_learned_is_put_together_once() -> None:
+    learner = StepLearner()
+    for work in (StepWork(3, 900), StepWork(0, 0, 64, num_pairs(0, 64))):
+        learner.learn(work, 0.05)
+        learned = learner.model
+        assert num_calls(lambda: learner.model) == 2
+        assert learner.model is learned
+    learner.learn(StepWork(3, 903), 0.06)
+    assert learner.model.decode.num_steps == 2, "it follows each step"

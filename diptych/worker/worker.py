@@ -268,7 +268,7 @@ class WorkerLife:
 
     async def _tell_ready(self, watch: TransferWatch) -> None:
         """Keep health and Watch at what is ready by ``serving`` and ``watch``."""
-        with self._status.watching() as changed:
+        with self._status.watching_urgently() as changed:
             while True:
                 changed.clear()
                 if self._status.state == worker_pb2.SERVING_STATE_FAILED:

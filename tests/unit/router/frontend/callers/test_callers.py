@@ -70,7 +70,11 @@ async def test_a_key_names_its_tenant(world: World, scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [None, "", "one", "Basic one", "Bearer", "Bearer ", "Bearer three", "Bearer \ud800"]
+    "given",
+    [
+        *(None, "", "one", "Basic one", "Bearer", "Bearer ", "Bearer three", "Bearer \ud800"),
+        "Bearer a.three.b",  # as a token looks, where there are none
+    ],
 )
 async def test_others_are_refused(world: World, given: str | None) -> None:
     with pytest.raises(InvalidApiKeyError) as caught:

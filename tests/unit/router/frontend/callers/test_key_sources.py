@@ -204,6 +204,28 @@ async def test_an_issuer_that_is_down_changes_nothing_for_known_keys(
     )
 
 
+async def test_an_issuer_that_is_well_again_is_asked_as_seldom_as_before(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it is down once more is told once more."""
+    monkeypatch.setattr(key_sources, "_RETRY_S", 0.0)
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        for _ in range(2):
+            world.issuer.answer = OSError("nobody answers")
+            world.clock.now_s += 5.0
+            assert not await world.knows(NEW)
+            world.issuer.answer = key_set(OLD)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            before = world.issuer.num_asked
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert world.issuer.num_asked == before
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 2
+
+
 async def test_an_issuer_that_was_down_at_the_start_is_asked_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

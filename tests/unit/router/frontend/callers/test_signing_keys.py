@@ -1,8 +1,10 @@
 """Which keys of a set can verify tokens, and which of them a token means."""
 
+import base64
 import json
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from joserfc import jwk
 
 from router.frontend.callers.signing_keys import read_signing_keys
@@ -38,6 +40,15 @@ def test_a_key_without_an_algorithm_is_for_all_of_its_kind() -> None:
 def test_a_key_that_says_its_algorithm_is_for_no_other() -> None:
     keys = read_signing_keys(key_set(Signer("a", "RS256")))
     assert keys.find("a", "RS512") is None
+
+
+def test_an_rsa_key_that_can_be_broken_counts_for_nothing() -> None:
+    number = rsa.generate_private_key(65_537, 1024).public_key().public_numbers().n
+    modulus = base64.urlsafe_b64encode(number.to_bytes(128)).rstrip(b"=").decode()
+    weak = {"kty": "RSA", "kid": "w", "n": modulus, "e": "AQAB"}
+    keys = read_signing_keys(json.dumps({"keys": [weak, Signer("a", "RS256").public]}))
+    assert keys.find("w", "RS256") is None
+    assert keys.find("a", "RS256") is not None
 
 
 def test_what_could_sign_too_is_passed_over_and_what_is_private_forgotten() -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from joserfc import jwk, jws, jwt
+from joserfc.jws import JWSRegistry
 
 from diptych.errors import InvalidApiKeyError
 from diptych.tenant import Limits, Tenant
@@ -121,6 +122,26 @@ def test_a_public_key_is_no_secret_to_sign_with() -> None:
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": NOW_S + 60}
     token = jwt.encode({"alg": "HS256", "kid": "k1"}, claims, secret, algorithms=["HS256"])
     assert "unsupported_algorithm" in refused(token)
+
+
+def test_a_header_may_say_more_than_is_known() -> None:
+    """Issuers put names of their own there, and hashes of certificates."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": NOW_S + 60}
+    header = {"alg": "ES256", "kid": "k1", "x5t": "abc", "nonce": "n", "of-ours": {"a": 1}}
+    token = jws.serialize_compact(
+        header,
+        json.dumps(claims).encode(),
+        SIGNER.key,
+        registry=JWSRegistry(strict_check_header=False),
+    )
+    assert tenant(token) == "alice"
+
+
+def test_a_long_token_is_not_read() -> None:
+    most = SIGNER.token(NOW_S, {"more": "x" * 11_900})
+    assert 16_000 < len(most) <= 16_384
+    assert tenant(most) == "alice"
+    assert "longer than 16384" in refused(SIGNER.token(NOW_S, {"more": "x" * 12_400}))
 
 
 def test_an_algorithm_that_is_not_set_is_not_taken() -> None:

@@ -142,6 +142,21 @@ def test_results_are_written_as_they_are(
 
 
 @pytest.mark.parametrize("flags", [[], ["--errors"]])
+def test_where_there_is_no_file_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], flags: list[str]
+) -> None:
+    """Of a batch without lines that failed, or without any that were answered."""
+
+    def server(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/batches/b"
+        return httpx.Response(200, json=told("cancelled"))
+
+    by(monkeypatch, server)
+    assert batch.run(["results", "b", *flags]) == 0
+    assert capsysbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize("flags", [[], ["--errors"]])
 def test_a_batch_that_failed_has_no_results_and_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
@@ -405,7 +420,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "diptych batch submit FILE" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("status", [429, 507])
+@pytest.mark.parametrize("status", [400, 429, 507])
 def test_the_upload_of_a_batch_that_is_refused_is_deleted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

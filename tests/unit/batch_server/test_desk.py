@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batch_server.desk.checks import PageAsked, checked_page
 from batch_server.desk.chunks import in_chunks
 from batch_server.desk.files import CHUNK_BYTES, FileDesk, UploadBounds
 from batch_server.desk.tenant_places import TenantPlaces
 from batch_server.records import StoredFile
 from batch_server.runner.sender import AnswerBounds
 from batch_server.store.files import FileStore
-from diptych.errors import NotFoundError, QueueFullError
+from diptych.errors import InvalidRequestError, NotFoundError, QueueFullError
 from tests.unit.batch_server.rig import INPUT, FakeRouters, line, opened
 
 
@@ -34,6 +35,15 @@ def test_chunks_are_of_one_size_and_say_the_same(pieces: list[bytes], size: int)
     assert b"".join(chunks) == b"".join(pieces)
     assert all(len(chunk) == size for chunk in chunks[:-1])
     assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+def test_a_page_has_a_thousand_at_the_most_however_many_are_asked_for() -> None:
+    """OpenAI's files are asked for by ten thousand."""
+    assert checked_page(10_000, "f", 10_000) == PageAsked(1000, "f")
+    assert checked_page(999, None, 10_000) == PageAsked(999, None)
+    for limit in (None, 0, 10_001):
+        with pytest.raises(InvalidRequestError, match="from 1 to 10000"):
+            checked_page(limit, None, 10_000)
 
 
 async def test_places_are_a_tenants_and_everybodys() -> None:

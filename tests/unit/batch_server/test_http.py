@@ -293,7 +293,7 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
         for query, param in [("limit=0", "limit"), ("limit=x", "limit"), ("order=x", "order")]:
             answer = await client.get(f"/v1/files?{query}")
             assert error_of(answer) == (400, "request_invalid", param)
-        for limit in ("101", "000000001" + "1" * 5000):
+        for limit in ("101", "000000001" + "1" * 5000, "²", "٣"):
             answer = await client.get(f"/v1/batches?limit={limit}")
             assert error_of(answer) == (400, "request_invalid", "limit")
 

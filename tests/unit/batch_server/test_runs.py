@@ -75,6 +75,18 @@ async def test_a_file_may_have_as_many_lines_as_are_taken(
         assert (await rig.run()).status is status
 
 
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize(("more", "status"), [(0, BatchStatus.COMPLETED), (-1, BatchStatus.FAILED)])
+async def test_a_line_may_have_as_many_bytes_as_are_taken(
+    tmp_path: Path, more: int, status: BatchStatus, end: bytes
+) -> None:
+    data = line("a", "one").strip()
+    async with opened(tmp_path, bounds=InputBounds(10, len(data) + more)) as rig:
+        await rig.add_input(data + end)
+        await rig.add_batch()
+        assert (await rig.run()).status is status
+
+
 async def test_a_batch_that_has_ended_keeps_no_bodies(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig:
         await rig.add_input(TWO)

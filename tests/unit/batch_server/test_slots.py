@@ -152,6 +152,21 @@ async def test_a_line_that_is_cancelled_just_as_it_gets_a_place_hands_it_on() ->
     assert slots.num_taken == 0
 
 
+async def test_a_line_that_is_cancelled_while_it_waits_takes_nobodys_place() -> None:
+    slots = Slots(Pace(1), lambda: 0.0)
+    async with asyncio.TaskGroup() as tasks:
+        lines = Lines(slots, tasks)
+        first, second, third = (lines.come(ONE) for _ in range(3))
+        await lines.settle()
+        lines.cancel(second)
+        await lines.settle()
+        lines.leave(first)
+        await lines.settle()
+        assert lines.holding == {third}
+        lines.leave(third)
+    assert slots.num_taken == 0
+
+
 async def test_a_pause_that_grows_while_it_is_waited_out_is_waited_out_whole() -> None:
     now_s = 0.0
 

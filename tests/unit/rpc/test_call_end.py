@@ -125,6 +125,28 @@ async def test_where_the_peer_says_nothing_the_library_is_believed(
     assert await CallEnd(FakeCall()).error(REFUSED) is REFUSED
 
 
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.INTERNAL, "an id in the log"),
+        (grpc.StatusCode.UNKNOWN, OWN.details()),
+        (grpc.StatusCode.INTERNAL, None),
+    ],
+)
+async def test_what_only_looks_like_the_librarys_word_is_the_peers(
+    code: grpc.StatusCode, details: str | None
+) -> None:
+    said = grpc.aio.AioRpcError(code, NOTHING, NOTHING, details, None)
+    call = FakeCall()
+    end = CallEnd(call)
+    assert await end.error(said) is said
+    call.end(said)
+    call.end(OWN)
+    told = await end.error(OWN)
+    assert told is not None
+    assert (told.code(), told.details()) == (code, details)
+
+
 @pytest.mark.usefixtures("no_collector")
 async def test_a_call_is_not_kept_by_what_waits_for_its_end(channel: grpc.aio.Channel) -> None:
     async def use() -> weakref.ref[Any]:

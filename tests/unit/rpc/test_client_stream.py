@@ -192,6 +192,7 @@ async def test_commands_are_sent_in_order_and_heartbeats_in_between(
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     outbox = CommandQueue(FAST, lambda: "beat", max_unsent=1)
     outbox.put("one")
+    assert outbox.problem() is None
     outbox.put("two")
     assert "2 commands" in str(outbox.problem())
     commands = outbox.commands()

@@ -137,6 +137,27 @@ async def test_a_request_that_came_while_the_loop_was_busy_is_not_slow() -> None
         await arriving.next(never(), "me")
 
 
+async def test_a_slow_request_has_its_place_until_it_is_there() -> None:
+    come = asyncio.Event()
+
+    async def requests() -> AsyncIterator[bytes]:
+        await come.wait()
+        yield b"request"
+
+    arriving = Arriving(60.0, 1, slow_after_s=0.0)
+    for sender in ("me", "you"):
+        come.clear()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(arriving.next(requests(), sender))
+            while not arriving._slow.num_held:
+                await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="1 requests are slow"):
+                await arriving.next(never(), "another")
+            come.set()
+        assert waiting.result() == b"request"
+        assert arriving._slow.num_held == 0
+
+
 async def never() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
     yield b""

@@ -43,7 +43,8 @@ def test_silence_is_noticed_in_five_seconds() -> None:
 def test_own_pause_is_not_held_against_the_peer() -> None:
     liveness = Liveness(TIMERS, 0.0)
     assert liveness.problem(60.0) is None
-    assert "silent" in str(problem_after(liveness, 60, 3))
+    assert problem_after(liveness, 60, 2.25) is None, "it counts as two heartbeats"
+    assert "silent" in str(problem_after(liveness, 62.25, 0.25))
 
 
 def test_a_due_step_has_twice_its_prediction() -> None:

@@ -1,5 +1,6 @@
 """A folder of temporary files is there while its owner is, and not much longer."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,17 @@ def test_what_is_not_ours_stays(temporary: Path) -> None:
         pass
     assert set(temporary.iterdir()) == {users, elsewhere, linked}
     assert (elsewhere / "file").exists()
+
+
+def test_what_another_user_left_stays(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may remove all, as root, does not."""
+    with owner("some") as (killed, left):
+        killed.kill()
+        killed.wait()
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    with closing(OwnFolder("some")):
+        pass
+    assert list(temporary.iterdir()) == [left]
 
 
 def test_where_there_is_no_room_nothing_is_left(

@@ -1,5 +1,6 @@
 """What the lines of a chat do that begin with a slash, and what is asked for after them."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -21,6 +22,23 @@ def conversation() -> Conversation:
 def turns(conversation: Conversation) -> list[tuple[str, str]]:
     messages = conversation.request("now").chat.messages
     return [(turn.role, turn.content[0].text) for turn in messages]
+
+
+def test_a_save_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
+    conversation: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (path := tmp_path / "chat.json").write_text("before")
+    conversation.answered("a", "b", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(InvalidRequestError, match="No space"):
+            obey(conversation, f"/save {path}")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [
+        ("chat.json", "before")
+    ]
 
 
 def test_what_was_said_is_sent_again(conversation: Conversation) -> None:

@@ -36,6 +36,7 @@ def test_tools_and_their_turns_are_what_the_router_reads() -> None:
         ("user", "a"),
         ChatMessage("assistant", "", tool_calls=[CALL], reasoning="r"),
         ChatMessage("tool", "2", tool_call_id="1"),
+        ChatMessage("assistant", "b", tool_calls=[CALL]),
     ]
     tools = Tools([Tool("f", "d", SCHEMA), Tool("g")], ToolChoice.REQUIRED, "f", is_parallel=False)
     assert read(messages=turns, tools=tools) == generation.ChatPrompt(
@@ -45,6 +46,7 @@ def test_tools_and_their_turns_are_what_the_router_reads() -> None:
                 "assistant", "", (chat_template.ToolCall("1", "f", {"x": 1}),), reasoning="r"
             ),
             chat_template.Message("tool", "2", tool_call_id="1"),
+            chat_template.Message("assistant", "b", (chat_template.ToolCall("1", "f", {"x": 1}),)),
         ),
         tools=(chat_template.Tool("f", "d", SCHEMA), chat_template.Tool("g")),
         tool_choice=generation.ToolChoice.REQUIRED,

@@ -19,6 +19,12 @@ async def test_it_stays_with_one_until_that_fails_and_names_the_next() -> None:
     await routers.close()
 
 
+@pytest.mark.parametrize("addresses", ["", " ", "r:1,", "r:1,,r:2"])
+def test_an_address_that_is_missing_is_refused(addresses: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected host:port, or several"):
+        Routers(addresses, None)
+
+
 def test_an_address_of_another_protocol_is_refused_before_it_is_looked_for() -> None:
     """gRPC would ask DNS for it, and the client again and again."""
     for address in ("http://r:8000", "r:1,https://user:secret@r:8000"):

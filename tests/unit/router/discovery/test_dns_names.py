@@ -77,7 +77,11 @@ def test_an_address_is_gone_when_three_answers_in_a_row_are_without_it() -> None
     assert names.is_sure
 
 
-def test_an_empty_answer_counts_when_it_comes_three_times_in_a_row() -> None:
+def test_an_empty_answer_counts_when_it_comes_three_times_in_a_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    two_names().answered("d:1", addresses("10.0.0.2:1"))
+    assert not caplog.records, "of an answer that has others nothing is told"
     names = two_names()
     interruptions: list[Callable[[], object]] = [
         lambda: names.failed("d:1", "refused"),
@@ -86,6 +90,7 @@ def test_an_empty_answer_counts_when_it_comes_three_times_in_a_row() -> None:
     for interruption in interruptions:
         for _ in range(2):
             names.answered("d:1", addresses())
+            assert "the answer is empty" in str(vars(caplog.records[0]))
             assert len(names.targets.decode) == 2
             assert not names.is_sure
         interruption()

@@ -265,6 +265,18 @@ def test_an_end_that_has_no_name_here_is_whole_and_without_a_reason(n: int) -> N
     assert reader.is_whole
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("token_id", [0, 7, None])
+def test_the_token_that_ended_it_is_told_and_no_other_is(n: int, token_id: int | None) -> None:
+    """Of those that there may be 0 is one."""
+    reader = AnswerReader(GenerateRequest(sampling=SamplingOptions(n=n)))
+    reader.read(STARTED)
+    finished = ChoiceFinished(reason=common_pb2.FINISH_REASON_STOP, stop_token_id=token_id)
+    chunk = reader.read(GenerateResponse(choice_finished=finished)) or reader.read(SUMMARY)
+    assert chunk is not None
+    assert chunk.stop_token_id == token_id
+
+
 def test_each_choice_has_to_say_why_it_ended() -> None:
     reader = AnswerReader(GenerateRequest(sampling=SamplingOptions(n=2)))
     reader.read(STARTED)

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from diptych.errors import ConfigurationError
 from diptych.models.gguf_import import import_gguf
 from diptych.models.gguf_import.gguf_file import GGUFFile
+from diptych.models.gguf_import.vocabulary import read_vocabulary
 from diptych.progress import silent
 from diptych.text.tokenizer import Tokenizer
 from tests.text_models import SAMPLES, write_gguf
@@ -106,6 +107,32 @@ def test_attention_that_is_scaled_with_positions_is_refused(
     write_gguf(tiny["llama"], tmp_path / "m.gguf", extra_numbers=numbers)
     with pytest.raises(ConfigurationError, match="attn_factor"):
         imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_metadata_of_another_type_is_refused_by_its_key(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_bool("a.flag", True)
+    writer.add_string("a.text", "x")
+    writer.add_array("some.numbers", [1, 2])
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "c"])
+    writer.add_array("tokenizer.ggml.token_type", [1, 1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with GGUFFile(tmp_path / "m.gguf") as file:
+        wrong = [
+            *((read, "a.flag") for read in (file.string, file.integer, file.number, file.strings)),
+            *((read, "a.text") for read in (file.integer, file.number, file.strings)),
+            *((read, "a.text") for read in (file.numbers, lambda key: file.boolean(key, True))),
+            *((read, "some.numbers") for read in (file.string, file.strings)),
+        ]
+        for read, key in wrong:
+            with pytest.raises(ConfigurationError, match=f"metadata '{key}' is not a"):
+                read(key)
+        with pytest.raises(ConfigurationError, match="metadata 'none' is missing"):
+            file.strings("none")
+        with pytest.raises(ConfigurationError, match="differ in number"):
+            read_vocabulary(file)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -53,8 +53,12 @@ def stream(call: FakeCall, timers: Timers = FAST) -> ClientStream[int]:
 
 
 async def ended(call: FakeCall, timers: Timers = FAST) -> DiptychError:
-    error = await stream(call, timers).run(lambda event: None)
+    read = stream(call, timers)
+    error = await read.run(lambda event: None)
     assert call.is_cancelled, "the call is left open"
+    assert read._timer is not None
+    loop = asyncio.get_running_loop()
+    assert read._timer.cancelled() or read._timer.when() <= loop.time(), "its peer is judged on"
     return error
 
 

@@ -39,6 +39,13 @@ def test_an_error_keeps_its_class(error: DiptychError) -> None:
     assert back.metadata == error.metadata
 
 
+def test_an_invalid_request_names_its_field_or_is_wrong_as_a_whole() -> None:
+    for message, field in (("max_tokens: is too large", "max_tokens"), ("is empty", "request")):
+        back = remote_error(grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError.reason, message)
+        assert isinstance(back, InvalidRequestError)
+        assert (back.field, back.message) == (field, f"{field}: {message.rpartition(': ')[2]}")
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_what_is_no_time_to_wait_was_not_said(seconds: float) -> None:
     failure = to_failure(BlocksExhaustedError("full"))

@@ -190,7 +190,11 @@ def test_a_claim_may_say_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [7, [], "max_concurrent", {"max_concurrent": 0}, {"max_concurrent": True}, {"x": 1}]
+    "limits",
+    [
+        *(7, [], "max_concurrent", {"x": 1}),
+        *({"max_concurrent": wrong} for wrong in (0, True, "4", 1.5, None, [4])),
+    ],
 )
 def test_limits_that_make_no_sense_let_nobody_in(limits: object) -> None:
     why = refused(SIGNER.token(NOW_S, {"limits": limits}), expected=LIMITED)

@@ -155,6 +155,21 @@ def test_a_hidden_token_is_read_as_where_it_is_not_known(text: str, behind: str)
     assert control.encode(marked) == expected
 
 
+@pytest.mark.parametrize("content", ["please halt", "halt", "please halt \n", "h", "halt!halt"])
+def test_no_word_that_a_content_ends_with_is_completed_by_the_template(
+    tmp_path: Path, content: str
+) -> None:
+    """Of a control token that begins without a sign, by which it would be known."""
+    made = byte_level_tokenizer()
+    made.add_tokens([AddedToken("halt!", special=True, normalized=False)])
+    write_folder(tmp_path, made, chat_template="<s>{{ messages[0].content | trim }}!</s>halt!")
+    parsing, inert = Tokenizer(tmp_path), Tokenizer(tmp_path, inert_contents=True)
+    said = Message("user", content)
+    nothing = controls(inert, ids_of(inert, Message("user", "")))
+    assert controls(inert, ids_of(inert, said)) == nothing
+    assert spelled(inert, ids_of(inert, said)) == spelled(parsing, ids_of(parsing, said))
+
+
 def test_nothing_that_a_client_says_is_a_control_token(tmp_path: Path) -> None:
     """Names, tools, arguments, thoughts and roles, wherever the template puts them."""
     template = (

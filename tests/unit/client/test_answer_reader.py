@@ -218,6 +218,9 @@ def test_reasoning_and_calls_come_once_too() -> None:
     other = reading(STARTED, delta(0, 5), called("f"))
     with pytest.raises(BrokenStreamError, match="is not what had come"):
         other.read(called("g"))
+    other = reading(STARTED, delta(0, 5), called("f", thought="h"))
+    with pytest.raises(BrokenStreamError, match="is not what had come"):
+        other.read(called("f", thought="i"))
 
 
 @pytest.mark.parametrize("wrong", [delta(1, text="bx"), delta(1, 6, text="bc")])

@@ -6,7 +6,7 @@ import grpc
 import pytest
 import trustme
 
-from diptych.client.credentials import lock_of
+from diptych.client.credentials import lock_of, metadata_of
 from diptych.errors import ConfigurationError
 
 
@@ -22,6 +22,15 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: bytes) ->
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ca\.pem: No such file"):
         lock_of(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00", "\ud800"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="API key") as caught:
+        metadata_of(key)
+    assert key not in caught.value.message
+    assert metadata_of("dk-a b") == (("authorization", "Bearer dk-a b"),)
+    assert metadata_of("") == ()
 
 
 def test_a_name_to_expect_goes_with_tls() -> None:

@@ -10,6 +10,7 @@ from diptych.errors import (
     ModelChangedError,
     NoWorkerError,
     QueueFullError,
+    TransferInterruptedError,
 )
 from diptych.rpc.status import remote_error
 
@@ -32,6 +33,13 @@ def pauses(error: DiptychError, drawn: float, num: int = 7) -> list[float | None
 def test_pauses_grow_to_a_bound_and_end() -> None:
     assert pauses(LOST, 1.0) == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, None]
     assert pauses(LOST, 0.0) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, None]
+
+
+def test_a_transfer_that_was_interrupted_is_tried_again_as_no_other_abortion_is() -> None:
+    aborted = grpc.StatusCode.ABORTED
+    interrupted = remote_error(aborted, TransferInterruptedError.reason, "the source is gone")
+    assert pauses(interrupted, 1.0, num=1) == [0.1, None]
+    assert pauses(remote_error(aborted, "", "stopped"), 1.0, num=1) == [None, None]
 
 
 def test_who_wants_to_wait_for_ever_does() -> None:

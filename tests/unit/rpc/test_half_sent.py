@@ -158,6 +158,19 @@ async def test_a_slow_request_has_its_place_until_it_is_there() -> None:
         assert arriving._slow.num_held == 0
 
 
+async def test_a_request_that_comes_as_it_is_found_slow_takes_no_place() -> None:
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(2):
+            await asyncio.sleep(0)
+        yield b"request"
+
+    arriving = Arriving(60.0, 1, slow_after_s=0.0)
+    assert await arriving.next(requests(), "me") == b"request"
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert arriving._slow.num_held == 0
+
+
 async def never() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
     yield b""

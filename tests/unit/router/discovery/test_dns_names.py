@@ -80,6 +80,8 @@ def test_an_address_is_gone_when_three_answers_in_a_row_are_without_it() -> None
 def test_an_empty_answer_counts_when_it_comes_three_times_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    NameSet(prefill=[], decode=["d:1"]).answered("d:1", addresses())
+    assert not caplog.records, "where nothing is known, nothing is in doubt"
     two_names().answered("d:1", addresses("10.0.0.2:1"))
     assert not caplog.records, "of an answer that has others nothing is told"
     names = two_names()

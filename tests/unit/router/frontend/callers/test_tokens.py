@@ -185,6 +185,8 @@ def test_a_claim_may_say_limits() -> None:
     reader = TokenReader(LIMITED, lambda: NOW_S)
     token = SIGNER.token(NOW_S, {"limits": {"max_concurrent": 4, "tokens_per_minute": 900}})
     assert reader.tenant(token, KEYS) == Tenant("alice", Limits(None, 900, 4))
+    least = SIGNER.token(NOW_S, {"limits": {"max_concurrent": 1}})
+    assert reader.tenant(least, KEYS) == Tenant("alice", Limits(max_concurrent=1))
     assert reader.tenant(SIGNER.token(NOW_S), KEYS) == Tenant("alice")
     assert TokenReader(EXPECTED, lambda: NOW_S).tenant(token, KEYS) == Tenant("alice")
 

@@ -289,6 +289,8 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
         assert not rest["has_more"]
         oldest = (await client.get("/v1/files?limit=1&order=asc")).json()
         assert oldest["first_id"] == ids[0]
+        newer = (await client.get(f"/v1/files?limit=2&order=asc&after={ids[0]}")).json()
+        assert [each["id"] for each in newer["data"]] == [ids[1], ids[2]]
         assert (await client.get("/v1/files?purpose=batch_output")).json()["data"] == []
         for query, param in [("limit=0", "limit"), ("limit=x", "limit"), ("order=x", "order")]:
             answer = await client.get(f"/v1/files?{query}")

@@ -152,11 +152,15 @@ async def test_a_line_that_is_cancelled_just_as_it_gets_a_place_hands_it_on() ->
     assert slots.num_taken == 0
 
 
-async def test_a_line_that_is_cancelled_while_it_waits_takes_nobodys_place() -> None:
+@pytest.mark.parametrize("owner", [ONE, LineOwner("b", "another"), MANY[0]])
+async def test_a_line_that_is_cancelled_while_it_waits_takes_nobodys_place(
+    owner: LineOwner,
+) -> None:
+    """The last of its batch, of its tenant, or neither."""
     slots = Slots(Pace(1), lambda: 0.0)
     async with asyncio.TaskGroup() as tasks:
         lines = Lines(slots, tasks)
-        first, second, third = (lines.come(ONE) for _ in range(3))
+        first, second, third = (lines.come(each) for each in (ONE, owner, ONE))
         await lines.settle()
         lines.cancel(second)
         await lines.settle()

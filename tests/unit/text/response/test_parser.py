@@ -380,6 +380,15 @@ def test_a_quote_without_an_end_costs_one_call(size: int) -> None:
     assert parse(family("hermes"), pieces).calls == F1
 
 
+@pytest.mark.parametrize("behind", ["", " so", "<tool"])
+def test_a_quote_without_an_end_loses_nothing_of_an_answer_that_is_cut_off(behind: str) -> None:
+    text = f"I do: {BROKEN}{behind}"
+    assert parse(family("hermes"), list(text), is_whole=False) == Parsed(text)
+    begun = '<tool_call>{"name": "f", "arguments": {"s": "a'
+    for more in ("", '"', '</tool_call>"'):  # the last is a text that has such a mark
+        assert parse(family("hermes"), list(begun + more), is_whole=False) == Parsed()
+
+
 def test_marks_between_quotes_of_a_call_without_an_end_are_a_text() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>"}}'
     assert parse(family("hermes"), list(text)).calls == (ParsedCall("f", '{"s": "</tool_call>"}'),)

@@ -14,7 +14,7 @@ from batch_server.desk.checks import PageAsked, checked_page
 from batch_server.desk.chunks import in_chunks
 from batch_server.desk.files import CHUNK_BYTES, FileDesk, UploadBounds
 from batch_server.desk.tenant_places import TenantPlaces
-from batch_server.records import StoredFile
+from batch_server.records import FileKind, StoredFile, new_id
 from batch_server.runner.sender import AnswerBounds
 from batch_server.store.files import FileStore
 from diptych.errors import InvalidRequestError, NotFoundError, QueueFullError
@@ -35,6 +35,15 @@ def test_chunks_are_of_one_size_and_say_the_same(pieces: list[bytes], size: int)
     assert b"".join(chunks) == b"".join(pieces)
     assert all(len(chunk) == size for chunk in chunks[:-1])
     assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+def test_ids_say_what_they_are_of_and_sort_by_when_they_were_made() -> None:
+    begins: dict[FileKind, str] = {"file": "file-", "batch": "batch_"}
+    for kind, begin in begins.items():
+        ids = [new_id(kind, now_s) for now_s in (9.0, 9.00001, 10.0, 1e9)]
+        assert all(each.startswith(begin) for each in ids)
+        assert ids == sorted(ids)
+        assert new_id(kind, 9.0) != ids[0]
 
 
 def test_a_page_has_a_thousand_at_the_most_however_many_are_asked_for() -> None:

@@ -273,6 +273,10 @@ async def test_a_tenants_open_batches_count_beside_its_files(tmp_path: Path) -> 
         answer = await client.post("/v1/batches", json=body)
         assert error_of(answer) == (413, "storage_full", "input_file_id")
         assert len((await client.get("/v1/batches")).json()["data"]) == 1
+        page = {"origin": "https://elsewhere.example"}
+        refused = await client.post(f"/v1/batches/{first['id']}/cancel", headers=page)
+        assert error_of(refused)[:2] == (403, "origin_not_allowed")
+        assert (await client.get(f"/v1/batches/{first['id']}")).json()["status"] == "validating"
         await client.post(f"/v1/batches/{first['id']}/cancel")
         await BatchRun(first["id"], rig.needs).run()
         assert (await client.post("/v1/batches", json=body)).status_code == 200

@@ -1,5 +1,6 @@
 """What a decode worker refuses of a Start."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from diptych.errors import InvalidRequestError
 from diptych.v1 import decode_pb2
 
 LIMITS = WorkerLimits(vocab_size=10, max_model_len=8, block_size=4, local_prefill=True)
+PULLS_ONLY = dataclasses.replace(LIMITS, local_prefill=False)
 
 
 def refusal(emitted: list[int]) -> str:
@@ -40,3 +42,23 @@ def test_tokens_are_counted_before_they_are_copied(monkeypatch: pytest.MonkeyPat
         "decode_worker.worker_limits.check_token_ids", lambda *_, **__: pytest.fail("copied")
     )
     assert refusal([10] * 4) == "start.emitted_token_ids: 8 tokens leave no room in 8"
+
+
+@pytest.mark.parametrize(
+    ("limits", "compute_missing", "says"),
+    [
+        (LIMITS, False, "start.compute_missing: the sequence is not proven"),
+        (PULLS_ONLY, True, "start.compute_missing: local_prefill is off"),
+    ],
+)
+def test_what_is_not_proven_starts_where_it_may_be_computed_and_is_to_be(
+    limits: WorkerLimits, *, compute_missing: bool, says: str
+) -> None:
+    start = decode_pb2.Start(emitted_token_ids=[1], compute_missing=compute_missing)
+    with pytest.raises(InvalidRequestError) as caught:
+        limits.check_start(start, num_tokens=4, proven=False)
+    assert caught.value.message.startswith(says)
+    limits.check_start(start, num_tokens=4, proven=True)
+    LIMITS.check_start(
+        decode_pb2.Start(emitted_token_ids=[1], compute_missing=True), num_tokens=4, proven=False
+    )

@@ -107,6 +107,28 @@ async def test_a_decode_worker_is_counted_on_from_the_start_of_a_sequence(
     assert world.num_believed(DECODE) == 0
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        events.Ended(1, 0, 0, BlocksExhaustedError("full", retry_after_s=1.0)),
+        events.ReservationLost(1, "cut"),
+    ],
+    ids=lambda end: type(end).__name__,
+)
+async def test_a_sequence_that_ends_before_its_first_token_is_counted_on_no_longer(
+    world: World, end: events.Ended | events.ReservationLost
+) -> None:
+    """However often the request is asked for anew: its worker has told twice by then."""
+    world.welcomes(DECODE)
+    request = world.request()
+    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=False), (), Deaf())
+    request.start(actions.Start(1, (), compute_missing=True))
+    request.heard(end)
+    for num_believed in (NUM_BLOCKS, 0):
+        world.tells(DECODE)
+        assert world.num_believed(DECODE) == num_believed
+
+
 @pytest.mark.parametrize("tells", [True, False])
 async def test_other_choices_of_a_prompt_find_it_where_the_first_one_starts(
     world: World, tells: bool

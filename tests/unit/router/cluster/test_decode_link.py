@@ -109,6 +109,27 @@ async def test_a_worker_that_waits_for_a_pair_is_told_of_its_peers(calls: list[F
     assert (peer.address, peer.incarnation) == ("prefill:1", "p1")
 
 
+async def test_a_worker_is_told_of_peers_that_come_and_go_while_its_stream_is_open(
+    calls: list[FakeCall],
+) -> None:
+    """A pair with one that it does not know of would never be proven."""
+    link = link_to(worker_pb2.SERVING_STATE_READY)
+    wanted = [(), (WorkerId("prefill:1", "p1"),), (WorkerId("prefill:2", "p2"),)]
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(link.run(), name="link")
+        await up(link)
+        for peers in wanted[1:]:
+            link.set_peers(peers)
+            link.set_peers(peers)  # no news
+            calls[0].peers_came.clear()
+            async with asyncio.timeout(5):
+                await calls[0].peers_came.wait()
+        running.cancel()
+    told = [command.peers.peers for command in calls[0].sent if command.HasField("peers")]
+    said = [tuple(WorkerId(peer.address, peer.incarnation) for peer in peers) for peers in told]
+    assert said == wanted
+
+
 @pytest.mark.parametrize("state", [None, worker_pb2.SERVING_STATE_FAILED])
 async def test_a_worker_that_is_gone_or_failed_is_left_alone(
     calls: list[FakeCall], state: worker_pb2.ServingState | None

@@ -67,3 +67,17 @@ async def test_the_end_of_a_process_is_silence_too() -> None:
 
     await pulse.until_silent(TIMERS, at_once)
     pulse.close()
+
+
+def test_neither_end_of_a_pulse_stays_open() -> None:
+    """A router that starts its processes again and again would run out of files."""
+    handed_over, closed = Pulse(), Pulse()
+    reading, writing = os.dup(handed_over._reading), os.dup(closed.fd)
+    handed_over.hand_over()
+    assert os.read(reading, 1) == b"", "nobody can write"
+    handed_over.close()
+    closed.close()
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b".")
+    os.close(reading)
+    os.close(writing)

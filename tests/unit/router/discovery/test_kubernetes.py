@@ -129,6 +129,14 @@ async def test_ten_minutes_down_change_nothing_but_the_age(
     assert [record.levelname for record in caplog.records] == ["WARNING"], "told of once"
 
 
+async def test_after_a_list_that_came_the_next_one_that_fails_is_soon_asked_for_again() -> None:
+    """However long the API was down before."""
+    down = ConnectionError("refused")
+    world = World(*(5 * [down]), listed("a"), [], down, listed("b"), [])
+    assert await world.told() == [targets("a"), targets("b")]
+    assert world.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 0.5]
+
+
 @pytest.mark.parametrize(
     "watch", [[20.0], [30.0, changed("a"), 20.0], [30.0, changed("b"), 20.0]], ids=str
 )

@@ -319,6 +319,34 @@ async def test_where_there_is_no_room_for_one_none_of_those_cut_off_for_it_count
     assert len((await world.ask(16)).told["choices"]) == 16
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (QueueFullError("full", retry_after_s=1.0), 429),
+        (InvalidRequestError("is too long", field="prompt"), 400),
+    ],
+    ids=["full", "wrong"],
+)
+async def test_one_that_is_refused_leaves_the_record_of_the_call(
+    error: DiptychError, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would say that it came."""
+    num_checked, check = 0, Door.check
+
+    async def checked(self: Door, *asked: Any) -> ResolvedRequest:
+        nonlocal num_checked
+        num_checked += 1
+        if num_checked == 2:
+            raise error
+        return await check(self, *asked)
+
+    monkeypatch.setattr(Door, "check", checked)
+    world = World()
+    client = await world.ask(3)
+    assert (client.sent[0]["status"], world.answers.refusals) == (status, [error.reason])
+    assert world.answers.num_begun == 0
+
+
 async def test_a_drain_waits_for_prompts_that_were_let_in() -> None:
     world = World()
     world.answers.drains = True

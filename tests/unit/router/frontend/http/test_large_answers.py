@@ -180,6 +180,18 @@ def test_nothing_more_is_written_for_who_left() -> None:
     assert len(client.body) == 4 * PIECE_BYTES
 
 
+def test_who_was_the_slowest_at_the_end_of_an_answer_loses_its_connection() -> None:
+    """Else all that it did not take would stay with the system, and its connection with us."""
+    client = Client(1.0)
+
+    async def answer(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_json({})
+        client.taker.cut("too much waits for all")
+
+    client.ask(answer)
+    assert (client.has_all, client.was_cut) == (True, True)
+
+
 class Prompts:
     """Vectors of many numbers, in a call whose end is kept."""
 
@@ -233,7 +245,7 @@ class Generating:
     def __init__(self, seen: Callable[[], int]) -> None:
         self.ended_at: int | None = None
         self.error: DiptychError | None = None
-        self.is_whole = False
+        self.is_whole = self.has_ended_itself = False
         self._seen = seen
 
     async def generate(
@@ -245,6 +257,7 @@ class Generating:
         yield ChoiceFinished(FinishReason.LENGTH)
         try:
             yield Summary(USAGE, Timing())
+            self.has_ended_itself = True  # as a success, of which the record says so
         except DiptychError as error:
             self.error = error
             raise
@@ -259,6 +272,7 @@ def test_a_generation_is_open_until_its_client_has_the_answer(piece_s: float) ->
     writers = ChoicesWriters(COMPLETION)
     client.ask(GenerationAnswers(ADMISSION, cast(Generator, generating), read_completion, writers))
     assert generating.is_whole
+    assert generating.has_ended_itself == client.has_all
     assert generating.ended_at == len(client.sent)
     assert isinstance(generating.error, SlowClientError) == client.was_cut == (piece_s == math.inf)
 

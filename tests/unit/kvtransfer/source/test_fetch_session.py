@@ -2,6 +2,8 @@
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +15,8 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from diptych.v1.kv_source_pb2 import Confirm, FetchCommand, FetchEvent, FetchOpen
 from diptych.worker.scratch import PoolScratch
+from kvtransfer.digest import block_digest
+from kvtransfer.memory import HostMemory
 from kvtransfer.source.fetch_session import FetchSession, SourceCounters, SourceDeps
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
@@ -60,13 +64,12 @@ class LeavingReader(Reader):
         self.heard.append(event)
 
 
-def session(reader: Reader) -> FetchSession:
+def session(reader: Reader, **endpoint_has: object) -> FetchSession:
     leases = LeaseTable(16, lambda block_id: 0)
     leases.open("lease", [1, 2], 32, b"")
     leases.grant("lease", TICKET, "reader")
-    endpoint = SimpleNamespace(
-        incarnation="source", transports={"nixl": None}, thread=SimpleNamespace(stuck_s=0.0)
-    )
+    parts = {"thread": SimpleNamespace(stuck_s=0.0), **endpoint_has}
+    endpoint = SimpleNamespace(incarnation="source", transports={"nixl": None}, **parts)
     deps = SourceDeps(
         cast(Any, endpoint),
         leases,
@@ -116,6 +119,47 @@ async def test_an_event_that_is_on_its_way_leaves_before_the_status(is_stuck: bo
             reader.takes.set()
         assert await fetch.let_out() is not is_stuck
     assert len(reader.heard) == (not is_stuck)
+
+
+class Thread:
+    """Does what it is given at once."""
+
+    stuck_s = 0.0
+
+    async def call(self, job: Callable[[], Any]) -> Any:
+        return job()
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
+        done(job(), None)
+
+
+async def test_each_probe_reads_bytes_that_were_never_there_before() -> None:
+    """Else one whose bytes do not come would find those of the one before, and pass."""
+    memory, seen = HostMemory(bytearray(4 * 64), 64), set[bytes]()
+    layout = SimpleNamespace(block_size=16)
+    scratch = PoolScratch([1, 3])
+
+    async def announced() -> None:
+        probe = FetchCommand(open=OPEN)
+        probe.open.num_probe_blocks = 2
+        reader = Reader(probe)
+        fetch = session(reader, memory=memory, layout=layout, thread=Thread())
+        fetch._deps = replace(fetch._deps, probe_blocks=ProbeBlocks(scratch))
+        with pytest.raises(TransferInterruptedError):  # it says nothing more
+            await fetch.run()
+        (told,) = [event.range for event in reader.heard if event.HasField("range")]
+        blocks = [bytes(memory.block(block_id)) for block_id in told.block_ids]
+        assert list(told.digests) == [block_digest(block) for block in blocks]
+        assert seen.isdisjoint(blocks)
+        seen.update(blocks)
+
+    async with asyncio.timeout(5):
+        for num_probes in (1, 2):
+            await announced()
+            assert len(seen) == 2 * num_probes
+    assert scratch.num_lent == 0
+    assert not any(memory.block(0)), "a sequence's"
+    assert not any(memory.block(2))
 
 
 @pytest.mark.usefixtures("no_collector")

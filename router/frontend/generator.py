@@ -266,7 +266,7 @@ class _Answer:
                 on_failed=self._on_failed,
                 on_output=on_output,
                 beside=beside,
-                outlet=self._outlet if resolved.num_choices == 1 else None,
+                outlet=self._outlet,  # several choices are polled: none of them writes there
                 taker=self._taker,
             )
 

@@ -1,6 +1,7 @@
 """Keys of an issuer that change, are asked for, and do not come."""
 
 import asyncio
+import json
 import logging
 import os
 import time
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from diptych.errors import ConfigurationError, InvalidApiKeyError
@@ -287,3 +289,57 @@ def test_a_file_has_to_make_sense_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("nonsense")
     with pytest.raises(ConfigurationError, match=r"--jwt.ca: "):
         callers_of(None, JwtSettings(issuer=ISSUER, audience=[AUDIENCE], ca=tmp_path / "ca"))
+
+
+def answered(status: int, content: bytes) -> httpx.AsyncClient:
+    """A client that is answered so."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, stream=httpx.ByteStream(content))
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize(
+    ("issuer", "named", "is_believed"),
+    [
+        ("https://issuer.example", "https://keys.example/k", True),
+        ("https://issuer.example", "http://keys.example/k", False),
+        ("https://issuer.example", "file:///k", False),
+        ("http://issuer.example", "http://keys.example/k", True),
+    ],
+)
+async def test_keys_are_not_asked_for_over_less_than_their_issuer_is(
+    issuer: str, named: str, *, is_believed: bool
+) -> None:
+    """Anybody on the way could tell other keys, and sign tokens that are taken."""
+    told = json.dumps({"issuer": issuer, "jwks_uri": named}).encode()
+    discovering = key_sources.Issuer(issuer, None, None)._discover
+    async with answered(200, told) as client:
+        if is_believed:
+            assert await discovering(client) == named
+        else:
+            with pytest.raises(ValueError, match="no jwks_uri that could be believed"):
+                await discovering(client)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "says"),
+    [
+        (204, b"", "answered 204"),
+        (302, key_set(OLD), "answered 302"),
+        (200, b" " * (2**18 + 1), "more than 262144 bytes"),
+    ],
+    ids=["nothing", "elsewhere", "too long"],
+)
+async def test_what_is_no_answer_of_an_issuers_is_no_key_set(
+    status: int, content: bytes, says: str
+) -> None:
+    async with answered(status, content) as client:
+        with pytest.raises(ValueError, match=says):
+            await key_sources._get(client, "https://issuer.example/keys")
+
+
+async def test_an_answer_may_be_as_long_as_it_may() -> None:
+    async with answered(200, b" " * 2**18) as client:
+        assert len(await key_sources._get(client, "https://issuer.example/keys")) == 2**18

@@ -37,6 +37,14 @@ def test_a_pod_has_no_rights(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
+def test_a_pod_writes_to_what_is_its_own_alone(pod: Pod) -> None:
+    """Not to a model, which all of a pool read."""
+    mounts = pod.container.get("volumeMounts", [])
+    written = {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
+    assert written <= {"/cache", "/tmp", "/dev/shm", "/extra"}
+
+
+@pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
 def test_memory_is_locked_only_where_a_device_reads_it(pod: Pod) -> None:
     is_worker = pod.command in ("prefill", "decode")
     by_values = pod.where.startswith("rdma:") and is_worker

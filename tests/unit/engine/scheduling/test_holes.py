@@ -125,6 +125,18 @@ def test_what_was_pulled_serves_the_same_prompt_again_and_no_shorter_one() -> No
         scheduler.release(seq)
 
 
+def test_what_was_pulled_whole_is_kept_when_its_sequence_starts() -> None:
+    """It has holes where nothing looks any more; only a part of it could not be gone on from."""
+    scheduler = scheduler_of()
+    seq = sequence_of(22)
+    seq.to_pull = True
+    scheduler.reserve(seq)
+    scheduler.mark_proven(seq)
+    blocks = list(seq.block_table)
+    scheduler.start(seq, [7], compute_missing=False)
+    assert (seq.block_table, seq.num_computed_tokens) == (blocks, 22)
+
+
 @pytest.mark.parametrize(("num_pulled", "num_cached"), [(20, 20), (22, 0)])
 def test_a_whole_hit_serves_only_if_its_last_block_can_be_computed_again(
     num_pulled: int, num_cached: int

@@ -174,6 +174,27 @@ def test_who_ends_whatever_it_draws_holds_nobody_up() -> None:
     book(scheduler, first)
 
 
+@pytest.mark.parametrize(("num_tokens", "goes_on"), [(58, True), (59, False)])
+def test_nothing_is_planned_behind_the_longest_sequence_there_may_be(
+    num_tokens: int, goes_on: bool
+) -> None:
+    """The token in flight makes 60 of 59: the model has no place for one more."""
+    scheduler = make_scheduler(32, max_model_len=60)
+    start_local(scheduler, make_sequence([1] * num_tokens))
+    plan_of(scheduler)
+    assert (scheduler.schedule() is not None) is goes_on
+
+
+def test_a_lease_draws_one_token_and_no_step_is_planned_behind_it() -> None:
+    scheduler = make_scheduler(32)
+    seq = make_sequence([1] * 9, prefill_only=True)
+    scheduler.add_prefill(seq)
+    num_blocks = len(seq.block_table)
+    plan_of(scheduler)
+    assert scheduler.schedule() is None
+    assert len(seq.block_table) == num_blocks
+
+
 def test_nobody_gives_blocks_up_to_a_step_ahead() -> None:
     scheduler, (old, young), step = begin(8, 8, num_blocks=15)
     old.sampling = young.sampling = SamplingParams(max_tokens=50)

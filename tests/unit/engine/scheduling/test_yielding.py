@@ -244,6 +244,39 @@ def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended(
     assert of_batch.token_ids[50:] == [7, 7]
 
 
+@pytest.mark.parametrize(("num_places", "is_ahead"), [(2, False), (3, True)])
+def test_no_step_is_planned_ahead_of_a_place_that_is_to_be_left(
+    num_places: int, is_ahead: bool
+) -> None:
+    """Else rows whose steps are always planned ahead would keep it for ever."""
+    scheduler = make_scheduler(32, max_num_seqs=num_places)
+    for token_id in (1, 2):
+        decoding(scheduler, token_id, yields=True)
+    assert scheduler.schedule() is not None
+    start_local(scheduler, reserved(4))
+    assert (scheduler.schedule() is not None) is is_ahead
+
+
+def test_who_has_left_and_is_back_goes_on_as_any() -> None:
+    """Its steps are planned ahead again, and nobody has it leave once more."""
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
+    plan = scheduler.schedule()
+    assert plan is not None
+    seq = reserved(20)
+    with pytest.raises(BlocksComingError):
+        scheduler.reserve(seq)
+    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
+    scheduler.update(plan, output)
+    scheduler.reserve(seq)
+    scheduler.release(seq)
+    for _ in range(2):
+        assert sequences_of(step(scheduler)[1]) == [of_batch]
+    assert scheduler.schedule() is not None
+    assert scheduler.schedule() is not None, "ahead"
+    assert of_batch.num_preemptions == 1
+
+
 def test_a_prompt_that_is_held_for_readers_takes_blocks_as_a_reservation_does() -> None:
     scheduler = make_scheduler(16)
     of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)

@@ -240,6 +240,23 @@ def test_counters_of_payers_that_are_gone_are_forgotten() -> None:
     assert len(given.tokens) < 1100
 
 
+def test_who_was_given_much_is_not_forgotten_for_others_that_come_and_go() -> None:
+    """Else many names of one client would wipe out what another of them was given."""
+    turns = Turns(STEP)
+    crowd = [prompt(b"crowd %d" % number, 16) for number in range(8)]
+    heavy = prompt(b"heavy")
+    assert len(list(turns.in_turn([heavy, *crowd]))) == 9
+    turns.give(heavy, 100 * STEP)
+    for number in range(1100):
+        passing = prompt(b"%d" % number, 16)
+        assert len(list(turns.in_turn([*crowd, passing]))) == 9
+        turns.give(passing, 1)
+    (given,) = turns._payers.values()
+    assert len(given.tokens) < 1100, "some were forgotten"
+    late, again = prompt(b"late"), prompt(b"heavy")
+    assert list(turns.in_turn([late, again])) == [late, again]
+
+
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), waits=st.booleans())
 def test_payers_come_and_go_and_few_are_known(seed: int, waits: bool) -> None:

@@ -9,6 +9,7 @@ from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.channel import open_channel
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2
+from router.cluster import prefill_link
 from router.cluster.prefill_link import PrefillLink
 from router.placement.views import WorkerId
 
@@ -88,3 +89,24 @@ async def test_a_worker_that_was_left_before_its_stream_began() -> None:
     ((sequence_id, error),) = heard.errors
     assert sequence_id == 7
     assert isinstance(error, NoWorkerError)
+
+
+async def test_a_worker_has_a_moment_to_end_the_stream_of_a_lease_that_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counts the lease as released then, and not as one whose router was lost."""
+    channel = open_channel("127.0.0.1:1")
+    link = PrefillLink(
+        channel,
+        prefill_pb2.PrefillStart(sequence_id=7),
+        Ended(),
+        worker=WorkerId("127.0.0.1:1", "w"),
+        timers=Timers(),
+    )
+    assert link._stuck() is None
+    link.close()
+    monkeypatch.setattr(prefill_link, "_CLOSE_PATIENCE_S", 1000.0)
+    assert link._stuck() is None
+    monkeypatch.setattr(prefill_link, "_CLOSE_PATIENCE_S", 0.0)
+    assert link._stuck() == "did not end"
+    await channel.close(None)

@@ -21,7 +21,7 @@ from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
-from router.frontend.validation import EncodedPrompt, ModelFacts
+from router.frontend.validation import EncodedPrompt, ModelFacts, recorded_id
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
@@ -466,3 +466,10 @@ def test_counts_of_a_chat_are_bounded(count: dict[str, int], field: str) -> None
 
 def test_longest_prompt_leaves_room_for_one() -> None:
     assert resolve(tokens(*range(MAX_LEN - 1))).shape.max_tokens == 1
+
+
+def test_the_record_of_a_request_has_no_id_that_is_too_long() -> None:
+    """Else anybody could fill logs and traces by it: it begins before the id is refused."""
+    assert recorded_id("a" * 128) == "a" * 128
+    assert recorded_id("a" * 129) == "invalid"
+    assert recorded_id("") != recorded_id("")

@@ -49,11 +49,11 @@ class Known(StepLearner):
     """Knows how long steps take, and learns nothing."""
 
     def __init__(self, model: StepModel) -> None:
-        self._model = model
+        self._known = model
 
     @property
     def model(self) -> StepModel:
-        return self._model
+        return self._known
 
     def learn(self, work: StepWork, duration_s: float) -> None:
         pass

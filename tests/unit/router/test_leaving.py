@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diptych.rpc.open_calls import OpenCalls
 from diptych.timers import Timers
 from router.app import drain
 from router.leaving import until_quiet
@@ -59,6 +60,7 @@ class Door:
         self.was_idle = asyncio.Event()
         asyncio.get_running_loop().call_later(request_s, self.was_idle.set)
         self.server = self  # of the host
+        self.calls = OpenCalls()
 
     def drain(self) -> None:
         self.refused_at_s = asyncio.get_running_loop().time()

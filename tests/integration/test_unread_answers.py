@@ -298,5 +298,6 @@ async def test_the_best_wait_for_a_client_who_takes_them_one_by_one(
 
         request = token_request(PROMPT, max_tokens=many, temperature=1.0)
         request.sampling.best_of = 2
+        request.sampling.logprobs = 1  # with these each token waits by itself
         stub = inference_pb2_grpc.InferenceStub(cluster.channel)
         assert isinstance(await failure_of(stub.Generate(request, timeout=20)), SlowClientError)

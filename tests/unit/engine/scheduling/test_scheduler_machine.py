@@ -6,7 +6,7 @@ is pulled has holes.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from itertools import product
 
 import pytest
@@ -137,16 +137,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         seq = self.make(data, prefill_only=True)
         if resumed:
             seq.token_ids += self.emit_ahead(data, seq)
-        before = self.pool.counts()
-        try:
-            self.scheduler.add_prefill(seq)
-        except BlocksComingError:
-            self.check_coming(seq)
-            assert self.pool.counts() == before
-            return
-        except BlocksExhaustedError:
-            assert self.pool.counts() == before
-            self.scheduler.release(seq)
+        refusal = self.refusal(self.scheduler.add_prefill, seq)
+        if refusal is not None:
+            if not isinstance(refusal, BlocksComingError):
+                self.scheduler.release(seq)
             return
         self.idle = False
         self.num_calls += 1
@@ -158,15 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reserve(self, data: st.DataObject, next_step: str) -> None:
         seq = self.make(data, prefill_only=False)
         seq.to_pull = data.draw(st.booleans(), "to_pull")
-        before = self.pool.counts()
-        try:
-            self.scheduler.reserve(seq)
-        except BlocksComingError:
-            self.check_coming(seq)
-            assert self.pool.counts() == before
-            return
-        except BlocksExhaustedError:
-            assert self.pool.counts() == before
+        if self.refusal(self.scheduler.reserve, seq) is not None:
             return
         self.num_calls += 1
         client = Client(seq, list(seq.token_ids))
@@ -374,10 +360,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.receive(update)
         self.ask_again()
 
-    def check_coming(self, seq: Sequence) -> None:
-        assert not seq.yields, "others leave for one that gives way"
-        assert self.plans, "nobody is at work: who leaves could have left"
-        self.coming = seq, self.num_calls
+    def refusal(
+        self, ask: Callable[[Sequence], None], seq: Sequence
+    ) -> BlocksExhaustedError | None:
+        """None: it has its blocks. Who is refused holds nothing, and may be told that they come."""
+        before = self.pool.counts()
+        try:
+            ask(seq)
+        except BlocksExhaustedError as error:
+            if isinstance(error, BlocksComingError):
+                assert not seq.yields, "others leave for one that gives way"
+                assert self.plans, "nobody is at work: who leaves could have left"
+                self.coming = seq, self.num_calls
+            assert self.pool.counts() == before
+            return error
+        return None
 
     def ask_again(self) -> None:
         """Whoever was told that blocks come gets them, if nobody was quicker."""

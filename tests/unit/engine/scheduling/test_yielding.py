@@ -9,7 +9,7 @@ import pytest
 from diptych.engine.scheduling.queues import GivingWay
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
-from diptych.engine.scheduling.step import SampledToken, StepOutput
+from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.yielding import (
     MOST_PASSED_S,
     MOST_PREEMPTIONS,
@@ -226,18 +226,28 @@ def test_a_reservation_takes_blocks_of_the_last_that_gives_way_and_of_no_more() 
     assert (last.num_preemptions, scheduler.num_batch_preemptions) == (1, 1)
 
 
-def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended() -> None:
+def batch_at_work() -> tuple[Scheduler, Sequence, StepPlan]:
+    """One sequence of a batch, with nearly all blocks, and the step that it is in."""
     scheduler = make_scheduler(16)
     of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
     plan = scheduler.schedule()
     assert plan is not None
+    return scheduler, of_batch, plan
+
+
+def end(scheduler: Scheduler, plan: StepPlan) -> list[SequenceUpdate]:
+    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
+    return scheduler.update(plan, output)
+
+
+def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended() -> None:
+    scheduler, of_batch, plan = batch_at_work()
     seq = reserved(20)
     with pytest.raises(BlocksComingError):
         scheduler.reserve(seq)
     assert of_batch.block_table
     assert scheduler.schedule() is None, "no step is planned ahead of those that leave"
-    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
-    (update,) = scheduler.update(plan, output)
+    (update,) = end(scheduler, plan)
     assert update.token is not None
     scheduler.reserve(seq)
     assert not of_batch.block_table
@@ -259,15 +269,11 @@ def test_no_step_is_planned_ahead_of_a_place_that_is_to_be_left(
 
 def test_who_has_left_and_is_back_goes_on_as_any() -> None:
     """Its steps are planned ahead again, and nobody has it leave once more."""
-    scheduler = make_scheduler(16)
-    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
-    plan = scheduler.schedule()
-    assert plan is not None
+    scheduler, of_batch, plan = batch_at_work()
     seq = reserved(20)
     with pytest.raises(BlocksComingError):
         scheduler.reserve(seq)
-    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
-    scheduler.update(plan, output)
+    end(scheduler, plan)
     scheduler.reserve(seq)
     scheduler.release(seq)
     for _ in range(2):
@@ -278,17 +284,13 @@ def test_who_has_left_and_is_back_goes_on_as_any() -> None:
 
 
 def test_a_prompt_that_is_held_for_readers_takes_blocks_as_a_reservation_does() -> None:
-    scheduler = make_scheduler(16)
-    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
-    plan = scheduler.schedule()
-    assert plan is not None
+    scheduler, of_batch, plan = batch_at_work()
     with pytest.raises(BlocksComingError):
         add(scheduler, 20, 2, yields=False)
     with pytest.raises(BlocksExhaustedError) as caught:
         add(scheduler, 20, 2, yields=True)
     assert not isinstance(caught.value, BlocksComingError)
-    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
-    scheduler.update(plan, output)
+    end(scheduler, plan)
     seq = add(scheduler, 20, 2, yields=False)
     assert not of_batch.block_table
     step(scheduler)

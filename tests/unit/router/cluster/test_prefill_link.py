@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import grpc
 import pytest
 
 from diptych.errors import DiptychError, NoWorkerError
@@ -27,6 +28,16 @@ class Ended:
         self.errors.append((sequence_id, error))
 
 
+def link_over(channel: grpc.aio.Channel, heard: Ended) -> PrefillLink:
+    return PrefillLink(
+        channel,
+        prefill_pb2.PrefillStart(sequence_id=7),
+        heard,
+        worker=WorkerId("127.0.0.1:1", "w"),
+        timers=Timers(),
+    )
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -37,13 +48,7 @@ class Ended:
 )
 async def test_a_first_token_that_nobody_could_tell_on_ends_the_lease(said: dict[str, Any]) -> None:
     channel = open_channel("127.0.0.1:1")
-    link = PrefillLink(
-        channel,
-        prefill_pb2.PrefillStart(sequence_id=7),
-        Ended(),
-        worker=WorkerId("127.0.0.1:1", "w"),
-        timers=Timers(),
-    )
+    link = link_over(channel, Ended())
     first = prefill_pb2.FirstToken(token_id=5, position=3, **said)
     ended = link._on_event(prefill_pb2.PrefillEvent(first_token=first))
     assert isinstance(ended, NoWorkerError)
@@ -59,13 +64,7 @@ async def test_only_the_process_that_was_asked_may_accept(incarnation: str, is_i
 
     accepted: list[prefill_pb2.PrefillEvent] = []
     channel = open_channel("127.0.0.1:1")
-    link = PrefillLink(
-        channel,
-        prefill_pb2.PrefillStart(sequence_id=7),
-        Heard(),
-        worker=WorkerId("127.0.0.1:1", "w"),
-        timers=Timers(),
-    )
+    link = link_over(channel, Heard())
     said = prefill_pb2.PrefillAccepted(incarnation=incarnation)
     ended = link._on_event(prefill_pb2.PrefillEvent(accepted=said))
     assert isinstance(ended, NoWorkerError) is not is_it
@@ -77,13 +76,7 @@ async def test_only_the_process_that_was_asked_may_accept(incarnation: str, is_i
 async def test_a_worker_that_was_left_before_its_stream_began() -> None:
     """gRPC crashes the process where a stub is made on a closed channel."""
     channel, heard = open_channel("127.0.0.1:1"), Ended()
-    link = PrefillLink(
-        channel,
-        prefill_pb2.PrefillStart(sequence_id=7),
-        heard,
-        worker=WorkerId("127.0.0.1:1", "w"),
-        timers=Timers(),
-    )
+    link = link_over(channel, heard)
     await channel.close(None)
     await link.run()
     ((sequence_id, error),) = heard.errors
@@ -96,13 +89,7 @@ async def test_a_worker_has_a_moment_to_end_the_stream_of_a_lease_that_is_releas
 ) -> None:
     """It counts the lease as released then, and not as one whose router was lost."""
     channel = open_channel("127.0.0.1:1")
-    link = PrefillLink(
-        channel,
-        prefill_pb2.PrefillStart(sequence_id=7),
-        Ended(),
-        worker=WorkerId("127.0.0.1:1", "w"),
-        timers=Timers(),
-    )
+    link = link_over(channel, Ended())
     assert link._stuck() is None
     link.close()
     monkeypatch.setattr(prefill_link, "_CLOSE_PATIENCE_S", 1000.0)

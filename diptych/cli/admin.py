@@ -11,6 +11,7 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.address import check_address
+from diptych.cli.shown_line import shown
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_FAILED
 from diptych.rpc.identity import Identity, TlsFiles
@@ -71,7 +72,8 @@ def run(args: list[str]) -> int:
         answer = asyncio.run(_set_roles(config))
     except grpc.aio.AioRpcError as error:
         known = from_rpc_error(error)
-        print(f"diptych admin: {known.reason}: {known.message}", file=sys.stderr)  # noqa: T201
+        line = shown(f"diptych admin: {known.reason}: {known.message}")
+        print(line, file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     line = f"{_names(answer.before)} -> {_names(answer.roles)}"
     if answer.num_unfinished:

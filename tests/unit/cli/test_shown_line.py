@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
-from diptych.cli import batch, chat, generate
+from diptych.cli import admin, batch, chat, generate
 from diptych.cli.batch_over_http import HttpBatchClient
 from diptych.cli.connection import say_retry
 from diptych.errors import DiptychError, InvalidRequestError
@@ -24,6 +25,19 @@ def test_no_terminal_obeys_why_a_request_is_refused(
     monkeypatch.setattr(command, "_open" if command is chat else "_generate", refuse)
     assert command.run([] if command is chat else ["Hello"]) == 1
     assert capsys.readouterr().err.endswith(f"REQUEST_INVALID: chat.messages: {SHOWN}\n")
+
+
+def test_nor_why_a_worker_keeps_its_roles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(*_: object) -> None:
+        no_metadata = grpc.aio.Metadata()
+        code = grpc.StatusCode.INTERNAL
+        raise grpc.aio.AioRpcError(code, no_metadata, no_metadata, WORDS, "")
+
+    monkeypatch.setattr(admin, "_set_roles", refuse)
+    assert admin.run(["roles", "127.0.0.1:1", "--roles", "decode"]) == 1
+    assert SHOWN in capsys.readouterr().err
 
 
 def test_nor_why_it_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "docs/tenants.md"])
 def test_settings_that_are_named_exist(page: str) -> None:
     # The workers' settings are declared without torch, so this stays a unit test.
     from decode_worker.config import DecodeWorkerConfig

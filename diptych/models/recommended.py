@@ -1,11 +1,11 @@
 """How a model's makers want it sampled: their generation_config.json."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.json_file import read_object
 from diptych.sampling_params import OPTIONS, SamplingOptions, check_options
 
 _FILE = "generation_config.json"
@@ -29,14 +29,7 @@ def read_recommended(folder: Path) -> Recommended:
     Raises:
         ConfigurationError: a value is not one that a client could send either.
     """
-    try:
-        content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        content = {}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder / _FILE}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{folder / _FILE}: not a JSON object")
+    content = read_object(folder / _FILE, missing_ok=True)
     given: dict[str, Any] = {
         name: content[name]
         for name, option in OPTIONS.items()

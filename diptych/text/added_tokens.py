@@ -1,6 +1,5 @@
 """Tokens that stand beside tokenizer.json, in tokenizer_config.json or added_tokens.json."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from diptych.errors import ConfigurationError
+from diptych.json_file import read_object
 
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")  # of transformers 4 and 5
@@ -76,10 +76,9 @@ def _entries(path: Path, listed: Any) -> Iterator[tuple[int, str, Mapping[str, A
 def _by_id(path: Path, roles: Collection[str]) -> dict[int, dict[str, object]]:
     """added_tokens.json, which has ids by content, as tokenizer_config.json has tokens."""
     try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
         return {
             token_id: {"content": text, "special": text in roles, "normalized": text not in roles}
-            for text, token_id in ids.items()
+            for text, token_id in read_object(path).items()
         }
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except TypeError as error:
         raise ConfigurationError(f"{path}: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from diptych.errors import ConfigurationError
+from diptych.json_file import read_object
 
 _VERSION = b"diptych text 1\n"
 # Say how or by what a folder was written, not what it means.
@@ -38,12 +38,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: it is missing or malformed.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is not a JSON object")
+    content = read_object(path)
     return {key: value for key, value in content.items() if key not in _VOLATILE_KEYS}
 
 

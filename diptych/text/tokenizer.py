@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.json_file import read_object
 from diptych.text.added_tokens import add_named_tokens, add_stated_tokens
 from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
 from diptych.text.context_length import context_length
@@ -36,9 +37,9 @@ class Tokenizer:
 
     def __init__(self, folder: Path, *, inert_contents: bool = False) -> None:
         config_path, generation_path = folder / "config.json", folder / "generation_config.json"
-        config = _text_config(_read_json(config_path))
-        settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
-        generation = _read_json(generation_path, missing_ok=True)
+        config = _text_config(read_object(config_path))
+        settings = read_object(folder / "tokenizer_config.json", missing_ok=True)
+        generation = read_object(generation_path, missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
         special_tokens = {role: _token_text(folder, settings, role) for role in SPECIAL_TOKEN_ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
@@ -310,17 +311,3 @@ def _token_ids(name: str, value: object, vocab_size: int, path: Path) -> list[in
                 f"{path}: {name} must be of tokens below {vocab_size}, is {value!r}"
             )
     return found
-
-
-def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if missing_ok:
-            return {}
-        raise ConfigurationError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path}: not a JSON object")
-    return content

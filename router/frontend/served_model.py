@@ -1,11 +1,11 @@
 """The model that a router answers for: what of it is needed without a worker."""
 
-import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
+from diptych.json_file import read_object
 from diptych.models.recommended import read_recommended
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.text.response.families import AnswerForm, family, family_of
@@ -87,7 +87,7 @@ def _response_template(tokenizer: Tokenizer, form: AnswerForm) -> ResponseTempla
 
 def _read_vector_size(folder: Path) -> int | None:
     """The width of its hidden states. The tokenizer has read the same file."""
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content = read_object(folder / "config.json")
     width = {**content, **(content.get("text_config") or {})}.get("hidden_size")
     return width if isinstance(width, int) else None
 
@@ -95,14 +95,10 @@ def _read_vector_size(folder: Path) -> int | None:
 def _read_pooling(folder: Path) -> Pooling | None:
     """What sentence-transformers' file says. Raises ConfigurationError."""
     path = folder / "1_Pooling" / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-    known = content if isinstance(content, dict) else {}
-    asked = {pooling for name, pooling in _POOLINGS.items() if known.get(name)}
+    content = read_object(path)
+    asked = {pooling for name, pooling in _POOLINGS.items() if content.get(name)}
     if len(asked) != 1:
         raise ConfigurationError(f"{path}: none, or several, of {', '.join(_POOLINGS)}")
     return asked.pop()

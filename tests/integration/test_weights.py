@@ -319,7 +319,9 @@ def test_unreadable_files(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
-    for content in (b"", b"\xff" * 100, whole[:-1]):
+    deep = b"[" * 10_000
+    nested = len(deep).to_bytes(8, "little") + deep
+    for content in (b"", b"\xff" * 100, whole[:-1], nested):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match="cannot read the weights"):
             load_weights(folder, config, STORE)

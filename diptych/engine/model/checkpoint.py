@@ -354,7 +354,7 @@ def mapped_shards(folder: Path) -> dict[Path, MappedShard]:
                 "remove one of them"
             )
         return {folder / name: MappedShard(folder / name) for name in names}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
 
 
@@ -368,7 +368,7 @@ def tensor_index(folder: Path, shards: Mapping[Path, MappedShard]) -> dict[str, 
     try:
         for shard in shards.values():
             index.update(shard.index())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
     return index
 

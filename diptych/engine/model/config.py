@@ -4,7 +4,6 @@ Reads the spellings of transformers 4 and 5. Whatever would change the result an
 is not understood here is refused by name. Immutable; no torch.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from diptych.engine.model.kv_groups import KVGroup, group_layers, refuse_other_k
 from diptych.engine.model.layer_config import Activation, LayerConfig
 from diptych.engine.model.stored_format import Storage, read_storage
 from diptych.errors import ConfigurationError
+from diptych.json_file import read_object
 from diptych.text.context_length import context_length
 from diptych.text.silent_counts import with_silent_counts
 
@@ -79,14 +79,7 @@ class ModelConfig:
         Raises:
             ConfigurationError: missing, malformed, or a model we do not have.
         """
-        path = Path(folder) / "config.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot read {path}: {error}") from error
-        if not isinstance(content, dict):
-            raise ConfigurationError(f"{path} is not a JSON object")
-        return cls.from_hf(content)
+        return cls.from_hf(read_object(Path(folder) / "config.json"))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":

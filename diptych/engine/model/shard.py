@@ -83,7 +83,7 @@ class MappedShard:
         """Every tensor of the file.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: it is malformed.
+            ValueError, KeyError, TypeError, AttributeError, RecursionError: it is malformed.
         """
         path, num_file_bytes = self._path, len(self._pages)
         num_header_bytes = int.from_bytes(self._pages[:8], "little")

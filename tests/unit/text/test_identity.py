@@ -42,6 +42,13 @@ def test_no_tokenizer_is_no_claim_and_no_config_an_error(tmp_path: Path) -> None
     assert text_digest(here) == ""
 
 
+def test_a_config_nested_too_deep_is_named(tmp_path: Path) -> None:
+    here = folder(tmp_path / "here")
+    (here / "config.json").write_text('{"auto_map": ' + "[" * 10_000 + "]" * 10_000 + "}")
+    with pytest.raises(ConfigurationError, match=r"config\.json: nested too deep"):
+        text_digest(here)
+
+
 @pytest.mark.parametrize("content", ["[]", "null", "7"])
 def test_a_config_that_is_no_object_is_named(tmp_path: Path, content: str) -> None:
     here = folder(tmp_path / "here")

@@ -117,6 +117,10 @@ class ModelConfig:
             )
         hidden_size = reader.count("hidden_size")
         head_dim = reader.count("head_dim", family.head_dim or hidden_size // num_heads)
+        if head_dim % 2:
+            raise ConfigurationError(
+                f"config.json: head_dim={head_dim} is odd, and dimensions are rotated in pairs"
+            )
         attention_bias = family.heeds_attention_bias and bool(config.get("attention_bias"))
         scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
         score_softcap = reader.softcap("attn_logit_softcapping", family.score_softcap)

@@ -11,6 +11,7 @@ from diptych.errors import ConfigurationError
 
 _MAX_COUNT = 2**31 - 1  # sizes and positions are int32 in kernels and on the wire
 _MAX_LAYERS = 10_000  # each is described before any weight is looked for
+_ROPE_NUMBERS = (1e-12, 1e15)  # of any of these come angles that float32 has, at any position
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -54,6 +55,18 @@ class ConfigReader:
                 f"config.json: {key} must be a whole number, {most} at the most, is {value!r}"
             )
         return int(value)
+
+    def rope_number(
+        self, key: str, default: float | None = None, *, zero_allowed: bool = False
+    ) -> float:
+        """The same of one that angles are made of, or what they are weighed by."""
+        value = self.number(key, default, zero_allowed=zero_allowed)
+        least, most = _ROPE_NUMBERS
+        if value and not least <= value <= most:
+            raise ConfigurationError(
+                f"config.json: {key}={value!r} is not from {least:g} to {most:g}"
+            )
+        return value
 
     def softcap(self, key: str, default: float | None) -> float | None:
         """What scores or logits are held under; None, as the config's null or 0: nothing."""
@@ -125,7 +138,7 @@ class ConfigReader:
         theta_key = "rope_local_base_freq" if local else "rope_theta"
         default_theta = family.local_rope_theta if local else family.rope_theta
         scaling = ConfigReader(parameters)
-        theta = scaling.number("rope_theta", self.number(theta_key, default_theta))
+        theta = scaling.rope_number("rope_theta", self.number(theta_key, default_theta))
         name = parameters.get("rope_type", parameters.get("type", "default"))
         try:
             rope_type = RopeType(name)
@@ -137,18 +150,17 @@ class ConfigReader:
         if rope_type is RopeType.DEFAULT:
             return RopeConfig(theta=theta)
         if rope_type is RopeType.LINEAR:
-            return RopeConfig(theta, rope_type, scaling.number("factor"))
+            return RopeConfig(theta, rope_type, scaling.rope_number("factor"))
         original = self._original_max_position(scaling)
         if rope_type is RopeType.YARN:
             return scaling.yarn(theta, original, self.max_position())
-        return RopeConfig(
-            theta,
-            rope_type,
-            scaling.number("factor"),
-            scaling.number("low_freq_factor"),
-            scaling.number("high_freq_factor"),
-            original,
-        )
+        factor = scaling.rope_number("factor")
+        low, high = scaling.rope_number("low_freq_factor"), scaling.rope_number("high_freq_factor")
+        if high <= low:
+            raise ConfigurationError(
+                f"config.json: high_freq_factor={high!r} is not above low_freq_factor={low!r}"
+            )
+        return RopeConfig(theta, rope_type, factor, low, high, original)
 
     def _refuse_two_ropes(
         self,
@@ -192,10 +204,11 @@ class ConfigReader:
     def yarn(self, theta: float, original: int, max_position: int) -> RopeConfig:
         """The section of a YaRN scaling. original, max_position: contexts in tokens."""
         # A factor of null, which some models have, is that of their contexts.
-        factor = self.number(
+        factor = self.rope_number(
             "factor", max_position / original if "factor" in self._config else None
         )
-        beta_fast, beta_slow = self.number("beta_fast", 32.0), self.number("beta_slow", 1.0)
+        beta_fast = self.rope_number("beta_fast", 32.0)
+        beta_slow = self.rope_number("beta_slow", 1.0)
         for wrong, what in (
             (factor * original > _MAX_COUNT, f"factor={factor!r} stretches the context too far"),
             (beta_fast <= beta_slow, f"beta_fast={beta_fast!r} is not above {beta_slow=}"),
@@ -203,8 +216,8 @@ class ConfigReader:
         ):
             if wrong:
                 raise ConfigurationError(f"config.json: {what}")
-        mscale = self.number("mscale", 0.0, zero_allowed=True)
-        mscale_all_dim = self.number("mscale_all_dim", 0.0, zero_allowed=True)
+        mscale = self.rope_number("mscale", 0.0, zero_allowed=True)
+        mscale_all_dim = self.rope_number("mscale_all_dim", 0.0, zero_allowed=True)
         attention_factor = _yarn_attention(factor, 1.0)
         if mscale and mscale_all_dim:
             attention_factor = _yarn_attention(factor, mscale)
@@ -220,7 +233,7 @@ class ConfigReader:
             beta_fast=beta_fast,
             beta_slow=beta_slow,
             truncate=truncate,
-            attention_factor=self.number("attention_factor", attention_factor),
+            attention_factor=self.rope_number("attention_factor", attention_factor),
         )
 
 

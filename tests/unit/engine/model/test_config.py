@@ -44,6 +44,13 @@ YARN: dict[str, Any] = {
     "original_max_position_embeddings": 32768,
 }
 LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -136,8 +143,7 @@ def test_gemma_spellings(spelling: dict[str, Any]) -> None:
 
 
 def test_llama3_rope_in_both_spellings() -> None:
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 4096
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_type"}
     want = RopeConfig(100000.0, RopeType.LLAMA3, 8.0, 1.0, 4.0, 4096)
     for spelling in (
         {"rope_scaling": scaling | {"rope_type": "llama3"}},
@@ -338,12 +344,21 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"rope_scaling": YARN | {"beta_fast": 1}}, "beta_fast=1"),
         ({"rope_scaling": YARN | {"attention_factor": -1}}, "attention_factor"),
         ({"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "original_max"),
+        ({"rope_scaling": YARN | {"beta_fast": 1e308}}, r"beta_fast=1e\+308"),
+        ({"rope_scaling": YARN | {"beta_slow": 1e-308}}, "beta_slow=1e-308"),
+        ({"rope_scaling": YARN | {"factor": 1e-308}}, "factor=1e-308"),
+        ({"rope_scaling": YARN | {"attention_factor": 1e39}}, "attention_factor=1e"),
         ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta"),
+        ({"rope_scaling": LINEAR | {"factor": 1e-39}}, "factor=1e-39"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor=1.0 is not above"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 8}}, "above low_freq_factor=8.0"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "relu"),
         ({"num_key_value_heads": 2}, "9 heads"),
+        ({"head_dim": 15}, "head_dim=15"),
+        ({"hidden_size": 64}, "head_dim=7"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": 0.5}, "hidden_size"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
@@ -355,6 +370,7 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
         ({"rope_theta": math.inf}, "rope_theta"),
+        ({"rope_theta": 1e-308}, "rope_theta=1e-308"),
         ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta"),
         ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),

@@ -82,7 +82,9 @@ class RouterSequences:
         self._admit = admit
         self._observer = observer
         self._held: dict[int, HeldSequence] = {}
-        self._asking: dict[int, decode_pb2.Reserve] = {}  # for blocks that come with a step's end
+        # For blocks that come with a step's end; those that start are held, without any.
+        self._asking: dict[int, decode_pb2.Reserve] = {}
+        self._starting: dict[int, decode_pb2.Start] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -155,30 +157,41 @@ class RouterSequences:
         return [*stopped, held.pull]
 
     def start(self, command: decode_pb2.Start) -> list[Action]:
-        """Let the sequence run after the tokens already emitted; see decode.proto."""
+        """Let the sequence run after the tokens already emitted; see decode.proto.
+
+        Where it has to have other blocks, for which others leave with the end of their step, it
+        runs then.
+        """
         sequence_id = command.sequence_id
         held = self._held.get(sequence_id)
         if held is None or held.phase is Phase.RUNNING:
             return []
         proven = held.phase is Phase.PROVEN
-        stopped: list[Action] = []
         try:
             self._limits.check_start(command, num_tokens=held.sequence.num_tokens, proven=proven)
-            stopped = self._stop_pull(held)
+        except DiptychError as error:
+            return self._end(sequence_id, error=error)
+        stopped = self._stop_pull(held)
+        if command.emitted_token_ids:
+            held.sequence.emitted(command.emitted_age_s)
+        held.move(HeldEvent.START)
+        return [*stopped, *self._run(held, command, proven=proven)]
+
+    def _run(self, held: HeldSequence, command: decode_pb2.Start, *, proven: bool) -> list[Action]:
+        fallback = None
+        try:
             if not proven:
                 self._leave_unfinished_reads(held)
+                fallback = Fallback.LOCAL if held.bind_id is None else Fallback.RECOMPUTE
             emitted = list(command.emitted_token_ids)
-            if emitted:
-                held.sequence.emitted(command.emitted_age_s)
             self._engine.start(held.sequence, emitted, command.compute_missing)
+        except BlocksComingError:
+            self._starting[command.sequence_id] = command
+            return []
         except DiptychError as error:
-            return [*stopped, *self._end(sequence_id, error=error)]
-        held.move(HeldEvent.START)
-        fallback = None
-        if not proven:
-            fallback = Fallback.LOCAL if held.bind_id is None else Fallback.RECOMPUTE
+            return self._end(command.sequence_id, error=error)
         self._observer.started(command, held.sequence, fallback)
-        return stopped
+        return []
 
     def release(self, sequence_id: int) -> list[Action]:
         """Free everything of the sequence. Idempotent."""
@@ -234,6 +247,9 @@ class RouterSequences:
                 ended += self._end(
                     sequence_id, finish_reason=update.finish_reason, error=update.error
                 )
+        starting, self._starting = self._starting, {}
+        for start in starting.values():
+            ended += self._run(self._held[start.sequence_id], start, proven=False)
         asking, self._asking = self._asking, {}
         for command in asking.values():
             ended += self._ask(command)
@@ -268,12 +284,17 @@ class RouterSequences:
         return [StopPull(sequence_id, bind_id)]
 
     def _leave_unfinished_reads(self, held: HeldSequence) -> None:
-        """Swap the reservation for a fresh one where late reads might spoil what is computed."""
-        if not self._unfinished_reads.isdisjoint(held.sequence.block_table):
-            self._engine.release(held.sequence)
-            sequence_id, due_s = held.sequence.key.sequence_id, held.sequence.due_s
-            held.sequence = self._reserve_blocks(sequence_id, held.spec, to_pull=False)
-            held.sequence.due_s = due_s  # what the spec said was from then on
+        """Swap the reservation for a fresh one where late reads might spoil what is computed.
+
+        Raises BlocksComingError, having given it back: swap it again then.
+        """
+        before = held.sequence
+        if before.block_table and self._unfinished_reads.isdisjoint(before.block_table):
+            return
+        self._engine.release(before)
+        held.sequence = self._reserve_blocks(before.key.sequence_id, held.spec, to_pull=False)
+        held.sequence.due_s = before.due_s  # what the spec said was from then on
+        held.sequence.emitted_s = before.emitted_s
 
     def _end(
         self,
@@ -283,6 +304,7 @@ class RouterSequences:
         error: DiptychError | None = None,
     ) -> list[Action]:
         held = self._held.pop(sequence_id)
+        self._starting.pop(sequence_id, None)
         stopped = self._stop_pull(held)
         self._engine.release(held.sequence)
         send = actions.send_ended(

@@ -4,6 +4,7 @@ The scheduler and the pool are the real ones; pulls are a model of the transport
 an abandoned or failed pull may leave reads that write into its blocks until they end.
 """
 
+import math
 import time
 from itertools import count
 
@@ -319,6 +320,40 @@ def test_a_first_token_is_due_when_it_was_however_long_the_pull_took(
     after = sequences._held[1].sequence
     assert after is not before
     assert after.due_s == before.due_s
+
+
+@pytest.mark.parametrize("ends", ["step", "release", "stream"])
+def test_who_lost_its_blocks_to_late_reads_waits_for_those_that_leave_for_it(ends: str) -> None:
+    rig = Rig()
+    sequences = rig.sequences()
+    sequences.reserve(reserve(1, 24, yields=True))
+    sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    while not rig.scheduler.decoding:
+        rig.step([sequences])
+    assert kinds(sequences.reserve(reserve(2, 13, seed=1))) == ["reserved"]
+    sequences.bind(decode_pb2.Bind(sequence_id=2, bind_id=1))
+    rig.num_lingering = 2
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    start = decode_pb2.Start(sequence_id=2, emitted_token_ids=[5], compute_missing=True)
+    assert sequences.start(start) == [StopPull(2, 1)]
+    assert sequences.bind(decode_pb2.Bind(sequence_id=2, bind_id=2)) == []
+    assert sequences.start(start) == []
+    assert rig.observer.fallbacks == [Fallback.LOCAL]
+    if ends != "step":
+        ended = sequences.release(2) if ends == "release" else sequences.release_all()
+        assert set(kinds(ended)) == {"ended"}
+    output = StepOutput(tokens=(SampledToken(3, math.nan),), duration_s=0.0)
+    decided = sequences.step(rig.scheduler.update(plan, output))
+    assert kinds(decided) == []
+    if ends == "step":
+        assert rig.observer.fallbacks == [Fallback.LOCAL, Fallback.RECOMPUTE]
+        while sequences.phase_of(2) is not None:
+            ((_, decided),) = rig.step([sequences])
+        assert events(decided)[-1].ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert events(decided)[-1].ended.num_computed_tokens == 16
+    else:
+        assert rig.observer.fallbacks == [Fallback.LOCAL]
 
 
 def test_fallbacks_are_told_apart() -> None:

@@ -102,7 +102,7 @@ class StepEngine:
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = Pacer(tpot_s, max_tokens, self._telling_time)
         self._short_steps = ShortSteps(max_tokens)
-        self._beside_others = BesideOthers(tpot_s)
+        self._beside_others = BesideOthers(tpot_s, self._telling_time)
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 from diptych.engine.scheduling import backlog
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import StepPlan
-from diptych.engine.scheduling.step_learner import work_of
+from diptych.engine.scheduling.step_learner import num_told, work_of
+from diptych.engine.scheduling.telling_time import TellingTime, most_told
 from diptych.step_model import StepModel, StepWork
 
 SHARE: Final = 0.25  # of the time that others take
@@ -39,9 +40,12 @@ class Allowed(NamedTuple):
 class BesideOthers:
     """What is saved and owed on one engine. Asked before each step, and told of each."""
 
-    def __init__(self, tpot_s: float | None) -> None:
-        """``tpot_s``: the time between tokens, on average, that is promised to all others."""
+    def __init__(self, tpot_s: float | None, telling_time: TellingTime | None = None) -> None:
+        """``tpot_s``: the time between tokens, on average, that is promised to all others.
+        ``telling_time``: the engine's; without it nothing is known of that.
+        """
         self._tpot_s = tpot_s
+        self._telling_time = telling_time or TellingTime()
         self._saved_s = 0.0  # by steps without them; less than 0: overdrawn
         self._is_prompts_turn = False
         self._offered_to_rows = True  # by the last answer
@@ -73,7 +77,9 @@ class BesideOthers:
         self._offered_to_rows = not is_prompts_turn
         if is_prompts_turn:
             prompts = giving._replace(num_decode_rows=0, num_context_tokens=0)
-            return Allowed(0, _max_prompt_tokens(left_s, decodes, model), others.plus(prompts))
+            prompt_seqs = [seq for seq in seqs if seq.gives_way and not seq.is_decoding]
+            most = self._max_prompt_tokens(left_s, decodes, prompt_seqs, model)
+            return Allowed(0, most, others.plus(prompts))
         context = giving.num_context_tokens / rows
         num_fitting = model.decode.more_rows(left_s, decodes.num_decode_rows, context)
         num_rows = max(1, int(min(rows, num_fitting + _ROUNDING)))
@@ -85,13 +91,12 @@ class BesideOthers:
         if not any(len(chunk.token_ids) == 1 and not seq.yields for seq, chunk in chunks):
             self._saved_s = 0.0
             return
-        others = work_of(
-            StepPlan(chunks=tuple(chunk for seq, chunk in chunks if not seq.gives_way))
-        )
+        of_others = StepPlan(chunks=tuple(chunk for seq, chunk in chunks if not seq.gives_way))
+        others, told = work_of(of_others), num_told(plan) - num_told(of_others)
         decoding = (seq for seq, chunk in chunks if len(chunk.token_ids) == 1)
         asked_s = _asked_s(decoding, others, model)
         work, left_s = work_of(plan), self._left_s(others, model, asked_s)
-        took_s = model.cost_of(work).expected_s(work)
+        took_s = model.cost_of(work).expected_s(work) + self._telling_s(told, model)
         cost_s = max(0.0, took_s - model.cost_of(others).expected_s(others))
         if self._saved_s + left_s > 0.0:
             self._is_prompts_turn = self._offered_to_rows
@@ -107,6 +112,23 @@ class BesideOthers:
             left_s = min(left_s, asked_s - upper_s)
         return max(left_s, LEAST_SHARE * alone_s)
 
+    def _max_prompt_tokens(
+        self, left_s: float, decodes: StepWork, prompts: list[Sequence], model: StepModel
+    ) -> int | None:
+        cost = model.prefill
+        if not cost.is_known or not cost.prefill_token_s:
+            return None
+        constant_s = cost.expected_s(decodes) - model.decode.expected_s(decodes)
+        part_s = max(left_s - constant_s, constant_s, _LEAST_PART_S)
+        most = max(1, int(part_s / cost.prefill_token_s))
+        there_are = min(most, sum(seq.num_pending_tokens for seq in prompts))
+        told = most_told(prompts, there_are)
+        token_s = cost.prefill_token_s + self._telling_s(told, model) / there_are
+        return max(1, int(part_s / token_s))
+
+    def _telling_s(self, num_told: int, model: StepModel) -> float:
+        return self._telling_time.expected_s(num_told, model.prefill.prefill_token_s)
+
 
 def _asked_s(decoding: Iterable[Sequence], others: StepWork, model: StepModel) -> float | None:
     """The shortest time between tokens that one of these asked for: of those that do not yield,
@@ -114,12 +136,3 @@ def _asked_s(decoding: Iterable[Sequence], others: StepWork, model: StepModel) -
     alone_s = model.decode.expected_s(others)
     paces = (seq.tpot_s for seq in decoding if not seq.yields)
     return min((pace_s for pace_s in paces if pace_s and pace_s >= alone_s), default=None)
-
-
-def _max_prompt_tokens(left_s: float, decodes: StepWork, model: StepModel) -> int | None:
-    cost = model.prefill
-    if not cost.is_known or not cost.prefill_token_s:
-        return None
-    constant_s = cost.expected_s(decodes) - model.decode.expected_s(decodes)
-    part_s = max(left_s - constant_s, constant_s, _LEAST_PART_S)
-    return max(1, int(part_s / cost.prefill_token_s))

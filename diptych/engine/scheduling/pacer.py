@@ -180,7 +180,8 @@ class Pacer:
         cost = model.prefill
         pairs = round(num_tokens * work.num_attention_pairs / work.num_prefill_tokens)
         step = work._replace(num_prefill_tokens=num_tokens, num_attention_pairs=pairs)
-        num_told = most_told(runnable, num_tokens)
+        others = (seq for seq in runnable if not seq.gives_way)  # see beside_others.py
+        num_told = most_told(others, num_tokens)
         telling_s = self._telling_time.expected_s(num_told, cost.prefill_token_s)
         return (cost.expected_s(step) + telling_s) * cost.upper_ratio
 

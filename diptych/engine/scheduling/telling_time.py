@@ -16,14 +16,11 @@ _DECAY: Final = 0.95  # weight of the past against one more step
 _UNKNOWN_TOKENS: Final = 16
 
 
-def most_told(runnable: Iterable[Sequence], num_tokens: int) -> int:
-    """Tokens that a step with so many of prompts may have to tell of, whosever they are.
-
-    Without prompts that give way, see beside_others.py.
-    """
+def most_told(prompts: Iterable[Sequence], num_tokens: int) -> int:
+    """Tokens that a step with so many of these may have to tell of, whosever they are."""
     num_told = 0
-    for seq in runnable:
-        if seq.report is not None and not seq.gives_way:
+    for seq in prompts:
+        if seq.report is not None:
             start = seq.num_planned_computed_tokens
             num_told += seq.report.num_told(start, min(start + num_tokens, seq.num_tokens))
     return min(num_told, num_tokens)

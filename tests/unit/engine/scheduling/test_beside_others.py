@@ -6,13 +6,16 @@ from itertools import pairwise
 import pytest
 
 from diptych.engine.scheduling.beside_others import LEAST_SHARE, SHARE, Allowed, BesideOthers
+from diptych.engine.scheduling.report import LogprobsReport
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
-from diptych.engine.scheduling.step_learner import work_of
+from diptych.engine.scheduling.step_learner import num_told, work_of
+from diptych.engine.scheduling.telling_time import TellingTime
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from tests.unit.engine.scheduling.steps import make_scheduler, make_sequence, start_local
 
 ROW_S = 0.008
+TOLD_S = 0.007  # of a token of a prompt that is told of, beside what it takes anyway
 MODEL = StepModel(
     StepCost(0.012, ROW_S, 0.0, 0.0, 0.0, 1.0, NUM_KNOWN_STEPS),
     StepCost(0.032, ROW_S, 0.0, 0.001, 0.0, 1.0, NUM_KNOWN_STEPS),
@@ -32,7 +35,9 @@ class Run:
         max_num_seqs: int = 64,
     ) -> None:
         self.scheduler = make_scheduler(4096, max_model_len=2000, max_num_seqs=max_num_seqs)
-        self.beside = BesideOthers(tpot_s)
+        self.telling = TellingTime()
+        self.telling.add(1, TOLD_S)
+        self.beside = BesideOthers(tpot_s, self.telling)
         self.model = model
         self.is_bounded = is_bounded
         self.now_s = 0.0
@@ -75,7 +80,7 @@ class Run:
         self.num_steps += 1
         self.most_rows = max(self.most_rows, sum(seq.yields for seq in owners))
         work = work_of(plan)
-        self.now_s += MODEL.cost_of(work).expected_s(work)
+        self.now_s += MODEL.cost_of(work).expected_s(work) + num_told(plan) * TOLD_S
         tokens = tuple(
             SampledToken(sum(seq.token_ids) % 97, math.nan) if chunk.sample else None
             for seq, chunk in zip(owners, plan.chunks, strict=True)
@@ -244,6 +249,25 @@ def test_a_prompt_of_a_batch_has_every_other_turn_and_is_paid_for() -> None:
     assert row.num_output_tokens >= num_before + 600 // 52
     run.finish(other)
     assert run.pace_s(other) <= (1 + SHARE) * ALONE_S + 0.1 / 399
+
+
+def test_what_a_prompt_of_a_batch_tells_is_paid_for_as_well() -> None:
+    run = Run()
+    other = run.started(yields=False, num_output_tokens=900)
+    prompt = make_sequence([2] * 200, prefill_only=True)
+    prompt.yields, prompt.report = True, LogprobsReport(101, 200, 0)
+    run.token_times[prompt] = []
+    run.scheduler.add_prefill(prompt)
+    most = most_told = 0
+    while prompt.state is not SequenceState.LEASED:
+        plan = run.step()
+        most = max(most, *(len(chunk.token_ids) for chunk in plan.chunks))
+        most_told = max(most_told, num_told(plan))
+    assert most > 30, "of what it does not tell"
+    assert 1 < most_told <= 0.05 / (0.001 + TOLD_S)
+    overdrawn_s = 0.02 + 0.05  # by the last part, and what its step costs by itself
+    num_steps = other.num_output_tokens - 1
+    assert run.pace_s(other) <= (1 + SHARE) * ALONE_S + overdrawn_s / num_steps
 
 
 def test_part_of_a_prompt_is_no_smaller_than_what_its_step_costs() -> None:

@@ -19,7 +19,8 @@ from diptych.simulation.plot import line_chart
 from diptych.simulation.report import Case, Measured, document, series, table
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Setup, Simulation
-from diptych.simulation.workload import Shape, mean_gap_s, read_trace
+from diptych.simulation.trace_file import read_trace
+from diptych.simulation.workload import Shape, mean_gap_s
 from diptych.step_model import StepModel
 from router.placement.query import Objectives
 

@@ -1,25 +1,20 @@
-"""Which requests come, and when: read from a trace, or drawn. Pure but for reading the file."""
+"""Which requests come, and when: as a trace's came, or drawn. Pure."""
 
-import csv
-import json
 import math
 import random
-import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from diptych.errors import ConfigurationError
 from diptych.request_class import RequestClass
 
-_HASHED_TOKENS = 512  # of a block that has one id in a trace with ids
-_MOST_TOKENS = 10**9  # of one prompt or answer of a trace
+MOST_TOKENS = 10**9  # of one prompt or answer of a trace
 _SHARED = 2**31  # token ids from here on are of prefixes that requests share
 
 
 class Shape(NamedTuple):
-    """One request of a trace. ``prefix``: ids of its blocks; equal ones are equal text."""
+    """One request of a trace. ``prefix``: ids of its blocks, of so many tokens each; equal ones are
+    equal text.
+    """
 
     at_s: float
     num_prompt_tokens: int
@@ -27,14 +22,15 @@ class Shape(NamedTuple):
     prefix: tuple[int, ...] = ()
     tenant: str = ""
     request_class: RequestClass = RequestClass.STANDARD
+    num_block_tokens: int = 512
 
 
 class Lengths(NamedTuple):
     """How a trace's lengths become ours: all divided, then clipped. Tokens."""
 
     divide: float = 1.0
-    max_prompt: int = _MOST_TOKENS
-    max_output: int = _MOST_TOKENS
+    max_prompt: int = MOST_TOKENS
+    max_output: int = MOST_TOKENS
     min_output: int = 2  # so that each request has a time between tokens
 
     def prompt(self, num_tokens: float) -> int:
@@ -70,128 +66,6 @@ class Swing(NamedTuple):
         """By how much prompts are longer; outputs are as much shorter."""
         factor = math.sqrt(self.drift_ratio)
         return factor if self.is_first(at_s) else 1 / factor
-
-
-def read_trace(path: Path) -> list[Shape]:
-    """A CSV of Azure's form, or JSON lines of Mooncake's, by the file's name; from 0 s on.
-
-    Raises ConfigurationError that names the line and the field.
-    """
-    try:
-        with path.open(newline="") as file:
-            read = _mooncake(file) if path.suffix == ".jsonl" else _azure(file)
-            shapes = list(read)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--trace: {path}: {error}") from None
-    except _BadLineError as error:
-        raise ConfigurationError(f"--trace: {path}: line {error}") from None
-    if not shapes:
-        raise ConfigurationError(f"--trace: {path}: no request in it")
-    began_s = min(shape.at_s for shape in shapes)
-    return [shape._replace(at_s=shape.at_s - began_s) for shape in shapes]
-
-
-class _BadLineError(Exception):
-    """A line that is no request: its number and what is wrong with it."""
-
-
-def _azure(lines: Iterable[str]) -> Iterator[Shape]:
-    began_s: float | None = None
-    for number, row in _csv_rows(lines):
-        try:
-            at_s = _moment_s(row)
-            began_s = at_s if began_s is None else began_s
-            if at_s < began_s:
-                raise ValueError("TIMESTAMP: is before the first")
-            lengths = _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens")
-        except ValueError as error:
-            raise _BadLineError(f"{number}: {error}") from None
-        yield Shape(at_s, *lengths)
-
-
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Each with the number of its last line."""
-    rows = csv.DictReader(lines)
-    try:
-        for row in rows:
-            yield rows.line_num, row
-    except csv.Error as error:
-        raise _BadLineError(f"{rows.reader.line_num}: {error}") from None
-
-
-def _moment_s(row: Mapping[str, object]) -> float:
-    """Of UTC where it names no zone: none of the machine's hours is missing or comes twice."""
-    value = _value(row, "TIMESTAMP")
-    try:
-        moment = datetime.fromisoformat(str(value))  # digits beyond microseconds do not count
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise _wrong("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900", value) from None
-
-
-def _mooncake(lines: Iterable[str]) -> Iterator[Shape]:
-    for number, line in enumerate(lines, 1):
-        try:
-            row = _json_object(line)
-            shape = Shape(
-                _at_s(row),
-                _num_tokens(row, "input_length"),
-                _num_tokens(row, "output_length"),
-                _block_ids(row),
-            )
-        except ValueError as error:
-            raise _BadLineError(f"{number}: {error}") from None
-        yield shape
-
-
-def _json_object(line: str) -> Mapping[str, object]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object (got {reprlib.repr(row)})")
-    return row
-
-
-def _at_s(row: Mapping[str, object]) -> float:
-    value = _value(row, "timestamp")
-    try:
-        at_s = float(value) / 1000  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError):
-        at_s = math.nan
-    if not 0 <= at_s < math.inf:
-        raise _wrong("timestamp", "milliseconds from 0 on", value)
-    return at_s
-
-
-def _num_tokens(row: Mapping[str, object], name: str) -> int:
-    value = _value(row, name)
-    try:
-        num_tokens: int = int(value)  # type: ignore[call-overload]
-    except (ValueError, TypeError, OverflowError):
-        num_tokens = -1
-    if not 0 <= num_tokens <= _MOST_TOKENS:
-        raise _wrong(name, f"a whole number from 0 to {_MOST_TOKENS}", value)
-    return num_tokens
-
-
-def _block_ids(row: Mapping[str, object]) -> tuple[int, ...]:
-    value = _value(row, "hash_ids")
-    try:
-        return tuple(map(int, value))  # type: ignore[call-overload]
-    except (ValueError, TypeError, OverflowError):
-        raise _wrong("hash_ids", "whole numbers", value) from None
-
-
-def _value(row: Mapping[str, object], name: str) -> object:
-    if row.get(name) is None:
-        raise ValueError(f"{name}: is missing")
-    return row[name]
-
-
-def _wrong(name: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"{name}: expected {expected} (got {reprlib.repr(value)})")
 
 
 def replayed(shapes: Sequence[Shape], speed: float, duration_s: float) -> Iterator[Shape]:
@@ -239,10 +113,11 @@ def scaled(shapes: Iterable[Shape], lengths: Lengths, swing: Swing) -> Iterator[
 
 def prompt_ids(shape: Shape, number: int, divide: float) -> list[int]:
     """Tokens of the prompt of request ``number``, at least 1: what is not shared is its own."""
-    if not shape.prefix:
-        return [number] * shape.num_prompt_tokens
-    each = max(1, min(round(_HASHED_TOKENS / divide), shape.num_prompt_tokens))
-    needed = shape.prefix[: -(-shape.num_prompt_tokens // each)]
-    shared = [_SHARED + p % _SHARED for p in needed for _ in range(each)]
-    own = [number] * (shape.num_prompt_tokens - len(shared))
-    return [*shared, *own][: shape.num_prompt_tokens]
+    ids: list[int] = []
+    for place, block in enumerate(shape.prefix, 1):
+        num_shared = int(place * shape.num_block_tokens / divide)
+        end = min(num_shared, shape.num_prompt_tokens)
+        ids += [_SHARED + block % _SHARED] * (end - len(ids))
+        if end == shape.num_prompt_tokens:
+            break
+    return [*ids, *[number] * (shape.num_prompt_tokens - len(ids))]

@@ -47,7 +47,7 @@ import psutil
 
 from diptych.rpc.channel import open_channel
 from diptych.simulation.outcome import Objective, Outcome, medians
-from diptych.simulation.workload import read_trace
+from diptych.simulation.trace_file import read_trace
 from diptych.step_model import StepModel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import roles_of

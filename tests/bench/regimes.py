@@ -18,7 +18,7 @@ from diptych.cli.simulate import unloaded
 from diptych.simulation.outcome import Objective, goodput
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
-from diptych.simulation.workload import read_trace
+from diptych.simulation.trace_file import read_trace
 from router.placement.query import Objectives
 from tests.bench.measured_cells import Cell, MeasuredCells
 

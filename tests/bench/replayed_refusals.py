@@ -30,7 +30,8 @@ from diptych.simulation.outcome import Objective
 from diptych.simulation.report import TPOT_MULTIPLES, TTFT_MULTIPLES
 from diptych.simulation.settings import SimulationConfig
 from diptych.simulation.simulation import Placing, Setup, Simulation
-from diptych.simulation.workload import Shape, read_trace
+from diptych.simulation.trace_file import read_trace
+from diptych.simulation.workload import Shape
 from router.placement.query import Objectives
 
 _SURE: Final = 1.645  # standard errors

@@ -23,7 +23,8 @@ from diptych.simulation.measured_steps import DEMO, cost_of, read_steps
 from diptych.simulation.outcome import Objective, Outcome, goodput
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Setup, Simulation
-from diptych.simulation.workload import Shape, read_trace
+from diptych.simulation.trace_file import read_trace
+from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
 from router.placement.query import Objectives
 from tests.bench.goodput import DRAIN_S

@@ -1,12 +1,16 @@
 """A file of requests that came, read in whichever public form it has. Pure but for reading it."""
 
 import csv
+import gzip
+import itertools
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from diptych.errors import ConfigurationError
 from diptych.simulation.workload import MOST_TOKENS, Shape
@@ -17,12 +21,15 @@ _MOONCAKE_TOKENS, _BAILIAN_TOKENS = 512, 16  # of a block that has one id
 def read_trace(path: Path) -> list[Shape]:
     """A CSV of Azure's form, or JSON lines of Mooncake's or Bailian's; from 0 s on.
 
-    CSV or JSON says the file's name. Raises ConfigurationError that names the line and the field.
+    Raises ConfigurationError that names the line and the field.
     """
     try:
-        with path.open(newline="") as file:
-            shapes = list(_json_shapes(file) if path.suffix == ".jsonl" else _csv_shapes(file))
-    except (OSError, UnicodeDecodeError) as error:
+        with _opened(path) as file:
+            first = next(file, "")
+            is_json = ".jsonl" in path.suffixes or first.lstrip().startswith(("{", "["))
+            lines = itertools.chain([first], file)
+            shapes = list(_json_shapes(lines) if is_json else _csv_shapes(lines))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--trace: {path}: {error}") from None
     except _BadLineError as error:
         raise ConfigurationError(f"--trace: {path}: line {error}") from None
@@ -34,6 +41,12 @@ def read_trace(path: Path) -> list[Shape]:
 
 class _BadLineError(Exception):
     """A line that is no request: its number and what is wrong with it."""
+
+
+def _opened(path: Path) -> TextIO:
+    """As it is, or compressed. Where a mark of the byte order begins it, without that."""
+    opened: Callable[..., TextIO] = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _csv_shapes(lines: Iterable[str]) -> Iterator[Shape]:
@@ -52,7 +65,7 @@ def _csv_shapes(lines: Iterable[str]) -> Iterator[Shape]:
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Each with the number of its last line."""
-    rows = csv.DictReader(lines)
+    rows = csv.DictReader(lines, skipinitialspace=True)
     try:
         for row in rows:
             yield rows.line_num, row
@@ -72,6 +85,8 @@ def _moment_s(row: Mapping[str, object]) -> float:
 
 def _json_shapes(lines: Iterable[str]) -> Iterator[Shape]:
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = _json_object(line)
             shape = _bailian(row) if "chat_id" in row else _mooncake(row)
@@ -141,7 +156,7 @@ def _block_ids(row: Mapping[str, object]) -> tuple[int, ...]:
 
 def _value(row: Mapping[str, object], name: str) -> object:
     if row.get(name) is None:
-        raise ValueError(f"{name}: is missing")
+        raise ValueError(f"{name}: is missing (there are {reprlib.repr(list(row))})")
     return row[name]
 
 

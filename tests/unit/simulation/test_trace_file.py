@@ -1,5 +1,6 @@
 """What came is read in each public form."""
 
+import gzip
 import json
 import math
 import time
@@ -152,3 +153,38 @@ def test_bailians_lines_have_seconds_and_blocks_of_16(tmp_path: Path) -> None:
         Shape(0.0, 40, 7, (5, 6, 9), num_block_tokens=16),
         Shape(1.5, 33, 8, (5, 6, 10), num_block_tokens=16),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trace.csv", AZURE),
+        ("trace", AZURE),
+        ("trace.jsonl", MOONCAKE),
+        ("trace.json", MOONCAKE),
+        ("trace", MOONCAKE),
+    ],
+)
+def test_a_trace_is_read_however_it_was_saved(tmp_path: Path, name: str, text: str) -> None:
+    """With a mark of the byte order, other ends of lines, some of them blank; or compressed."""
+    plain = read_trace(written(tmp_path, name, text))
+    spaced = text.replace("\n", "\r\n\r\n") + "\n"
+    assert read_trace(written(tmp_path, name, f"\ufeff{spaced}")) == plain
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_trace(packed) == plain
+    for broken in (packed.read_bytes()[:-9], packed.read_bytes()[:12] + b"x" * 99, b"x"):
+        packed.write_bytes(broken)
+        with pytest.raises(ConfigurationError, match=f"--trace: {packed}: "):
+            read_trace(packed)
+
+
+def test_what_columns_there_are_is_told_of_one_that_is_missing(tmp_path: Path) -> None:
+    """Without a head they are the first request's; with semicolons they are one."""
+    for text in ("".join(AZURE.splitlines(keepends=True)[1:]), AZURE.replace(",", ";")):
+        path = written(tmp_path, "a.csv", text)
+        with pytest.raises(ConfigurationError, match=r"line 2: TIMESTAMP: is missing \(there are"):
+            read_trace(path)
+    assert (
+        read_trace(written(tmp_path, "a.csv", AZURE.replace(",", ", ")))[0].num_prompt_tokens == 374
+    )

@@ -58,10 +58,10 @@ class SimulationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     trace: Path = Field(
-        description="Requests: CSV as of the Azure LLM inference traces, or JSON lines as of "
-        "Mooncake's (timestamp in ms, input_length, output_length, hash_ids of 512 tokens) or of "
-        "Qwen-Bailian's (likewise and chat_id; timestamp in s, hash_ids of 16 tokens); .gz: "
-        "compressed."
+        description="Requests: CSV as of the Azure LLM inference traces or of BurstGPT (without "
+        "those that have no response tokens), or JSON lines as of Mooncake's (timestamp in ms, "
+        "input_length, output_length, hash_ids of 512 tokens) or of Qwen-Bailian's (likewise and "
+        "chat_id; timestamp in s, hash_ids of 16 tokens); .gz: compressed."
     )
     workers: Annotated[str, AfterValidator(_check_splits)] = Field(
         description="Deployments, each prefill=P,decode=D,soft=S, of which some may be left out: "

@@ -19,7 +19,7 @@ _MOONCAKE_TOKENS, _BAILIAN_TOKENS = 512, 16  # of a block that has one id
 
 
 def read_trace(path: Path) -> list[Shape]:
-    """A CSV of Azure's form, or JSON lines of Mooncake's or Bailian's; from 0 s on.
+    """A CSV of Azure's or BurstGPT's form, or JSON lines of Mooncake's or Bailian's; from 0 s on.
 
     Raises ConfigurationError that names the line and the field.
     """
@@ -50,27 +50,37 @@ def _opened(path: Path) -> TextIO:
 
 
 def _csv_shapes(lines: Iterable[str]) -> Iterator[Shape]:
-    began_s: float | None = None
-    for number, row in _csv_rows(lines):
-        try:
-            at_s = _moment_s(row)
-            began_s = at_s if began_s is None else began_s
-            if at_s < began_s:
-                raise ValueError("TIMESTAMP: is before the first")
-            lengths = _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens")
-        except ValueError as error:
-            raise _BadLineError(f"{number}: {error}") from None
-        yield Shape(at_s, *lengths)
-
-
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Each with the number of its last line."""
+    """The number of a line is that of a row's last one."""
     rows = csv.DictReader(lines, skipinitialspace=True)
     try:
+        form = _burstgpt if "Request tokens" in (rows.fieldnames or ()) else _Azure()
         for row in rows:
-            yield rows.line_num, row
-    except csv.Error as error:
+            shape = form(row)
+            if shape is not None:
+                yield shape
+    except (ValueError, csv.Error) as error:
         raise _BadLineError(f"{rows.reader.line_num}: {error}") from None
+
+
+class _Azure:
+    """Of one file: nothing in it is before its first request."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+
+    def __call__(self, row: Mapping[str, object]) -> Shape:
+        at_s = _moment_s(row)
+        self._began_s = at_s if self._began_s is None else self._began_s
+        if at_s < self._began_s:
+            raise ValueError("TIMESTAMP: is before the first")
+        return Shape(at_s, _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens"))
+
+
+def _burstgpt(row: Mapping[str, object]) -> Shape | None:
+    """None: it failed, and had no answer."""
+    at_s = _since_s(row, "Timestamp", "seconds")
+    num_output = _num_tokens(row, "Response tokens")
+    return Shape(at_s, _num_tokens(row, "Request tokens"), num_output) if num_output else None
 
 
 def _moment_s(row: Mapping[str, object]) -> float:

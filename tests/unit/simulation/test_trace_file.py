@@ -155,6 +155,25 @@ def test_bailians_lines_have_seconds_and_blocks_of_16(tmp_path: Path) -> None:
     ]
 
 
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,ChatGPT,1087,0,1087,Conversation log
+118.5,GPT-4,417,276,693,API log
+"""
+
+
+def test_burstgpts_requests_are_read_but_for_those_that_failed(tmp_path: Path) -> None:
+    """Newer files have more columns, in between."""
+    newer = BURSTGPT.replace("stamp,", "stamp,Session ID,Elapsed time,")
+    newer = newer.replace(",ChatGPT", ",17,2.5,ChatGPT").replace(",GPT-4", ",,1.25,GPT-4")
+    for text in (BURSTGPT, newer):
+        shapes = read_trace(written(tmp_path, "b.csv", text))
+        assert shapes == [Shape(0.0, 472, 18), Shape(113.5, 417, 276)]
+    bad = BURSTGPT.replace("45.5", "soon")
+    with pytest.raises(ConfigurationError, match="line 3: Timestamp: expected seconds from 0 on"):
+        read_trace(written(tmp_path, "b.csv", bad))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -31,14 +31,19 @@ class PlainSpan(NonRecordingSpan):
         start_ns: int,
         attributes: dict[str, AttributeValue],
         links: Sequence[Link],
+        *,
+        offset_ns: int = 0,
     ) -> None:
-        """Without a valid ``parent`` it begins its trace. Owns ``attributes``."""
+        """Without a valid ``parent`` it begins its trace. Owns ``attributes``.
+
+        ``offset_ns`` is what its times have beyond the monotonic clock's, its end as its start.
+        """
         super().__init__(context)
         self.context, self.parent = context, parent
         self.name, self.kind, self.start_ns = name, kind, start_ns
         self.attributes, self.links = attributes, links
         self.events: list[Happened] = []
-        self.end_ns = start_ns
+        self.end_ns, self.offset_ns = start_ns, offset_ns
         self.error: str | None = None  # the reason, if it failed
 
     def is_recording(self) -> bool:

@@ -3,8 +3,8 @@
 A ``Tracing`` owns its own provider (never the global one), so that a router and
 its workers can live in one test process. Times given by callers are of the
 monotonic clock in seconds, as everywhere in Diptych; they are mapped to wall
-time by one offset taken at construction. Called from the event-loop thread;
-export happens on the SDK's own thread and never blocks.
+time by one offset, which is taken anew where the machine's clock was set. Called from
+the event-loop thread; export happens on the SDK's own thread and never blocks.
 """
 
 import logging
@@ -48,6 +48,7 @@ _ERROR_TYPE = attributes.ERROR_TYPE  # the name means other things below
 _NO_MARKS: Attributes = MappingProxyType({})
 _TRACE_STATE = "tracestate"
 _MAX_TRACE_STATE = 512  # characters, which W3C Trace Context has everybody pass on at least
+_SET_S = 0.1  # by how much the machine's clock differs from what is known, if it was set
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -74,6 +75,7 @@ class Tracing:
 
         Raises ConfigurationError: the SDK does not take what they say.
         """
+        self._clock_ns = wall_ns
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._provider: SpanProvider | None = None
         if standard.is_disabled:
@@ -125,6 +127,7 @@ class Tracing:
 
     def now_s(self) -> float:
         """What this process's spans call now: seconds since 1970 by its machine's clock."""
+        self._look_at_clock()
         return self._wall_ns(time.monotonic()) / 1e9
 
     def decide(self, hold: int, *, keep: bool) -> None:
@@ -150,6 +153,7 @@ class Tracing:
         parent = Context() if parent is None else parent
         if self._provider is None:
             return get_current_span(parent)
+        self._look_at_clock()
         name, marks = _name_and_marks(stage)
         return PlainSpan(
             self._provider.plan(parent, name),
@@ -159,6 +163,7 @@ class Tracing:
             self._wall_ns(time.monotonic() if start_s is None else start_s),
             {**marks, **(attributes or {})},
             links,
+            offset_ns=self._wall_offset_ns,
         )
 
     def end(
@@ -177,7 +182,8 @@ class Tracing:
         if error is not None:
             span.set_attribute(_ERROR_TYPE, error)
             span.error = error
-        span.end_ns = self._wall_ns(time.monotonic() if end_s is None else end_s)
+        end_s = time.monotonic() if end_s is None else end_s
+        span.end_ns = span.offset_ns + round(end_s * 1e9)  # the clock may have been set meanwhile
         self._provider.ended(span)
 
     def plan(self, parent: Context, stage: Stage) -> Context:
@@ -212,11 +218,18 @@ class Tracing:
         own = get_current_span(context).get_span_context()
         if not own.trace_flags.sampled:
             return context
+        self._look_at_clock()
         name, marks = _name_and_marks(stage)
         above = get_current_span(parent).get_span_context()
-        start_ns = self._wall_ns(start_s)
         span = PlainSpan(
-            own, above, name, SpanKind.INTERNAL, start_ns, {**marks, **attributes}, links
+            own,
+            above,
+            name,
+            SpanKind.INTERNAL,
+            self._wall_ns(start_s),
+            {**marks, **attributes},
+            links,
+            offset_ns=self._wall_offset_ns,
         )
         self.end(span, end_s=max(start_s, end_s), error=error)
         return context
@@ -241,6 +254,14 @@ class Tracing:
 
     def _wall_ns(self, monotonic_s: float) -> int:
         return self._wall_offset_ns + round(monotonic_s * 1e9)
+
+    def _look_at_clock(self) -> None:
+        """Whether the machine's clock was set, or went on while the machine slept: follow it."""
+        before_s = time.monotonic()
+        offset_ns = self._clock_ns() - round(before_s * 1e9)
+        most_s = _SET_S + time.monotonic() - before_s  # we may have been held up in between
+        if abs(offset_ns - self._wall_offset_ns) > most_s * 1e9:
+            self._wall_offset_ns = offset_ns
 
 
 def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:

@@ -144,6 +144,25 @@ class TestTracing:
         assert ended.end_time is not None
         assert ended.end_time - ended.start_time == 250_000_000
 
+    def test_spans_follow_a_clock_that_is_set(self) -> None:
+        """Or that went on while the machine slept, as the monotonic one does not."""
+        ahead_ns = 0
+        tracing = Tracing("test", exporter=self.exporter, wall_ns=lambda: time.time_ns() + ahead_ns)
+        hour_ns = 3600 * 10**9
+        under_way = tracing.start("under way")
+        for ahead_ns in (hour_ns, -hour_ns):
+            assert tracing.now_s() == pytest.approx((time.time_ns() + ahead_ns) / 1e9, abs=60)
+            tracing.end(tracing.start(f"begun at {ahead_ns}"))
+            now_s = time.monotonic()
+            tracing.record(Stage.DECODE, context_of(under_way), now_s - 1, now_s)
+        tracing.end(under_way)
+        tracing.shutdown()
+        finished = self.exporter.get_finished_spans()
+        times = [(each.start_time or 0, each.end_time or 0) for each in finished]
+        hours_ahead = [(start - time.time_ns()) / hour_ns for start, _ in times]
+        assert hours_ahead == pytest.approx([1, 1, -1, -1, 0], abs=0.1)
+        assert all(0 <= end - start < 60 * 10**9 for start, end in times)
+
     def test_the_standard_variables_are_left_to_the_sdk(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

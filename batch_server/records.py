@@ -1,5 +1,6 @@
 """What the batch server keeps: files, batches, their lines and results. Pure."""
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,19 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 FileKind = Literal["file", "batch"]
+_BEGINS: Final[Mapping[FileKind, str]] = {"file": "file-", "batch": "batch_"}
+_MADE: Final = re.compile("[0-9a-f]{30}")  # the microsecond, and 64 bits by chance
 
 
 def new_id(kind: FileKind, now_s: float) -> str:
     """An id that sorts by when it was made, and that nobody guesses."""
-    mark = "-" if kind == "file" else "_"
-    return f"{kind}{mark}{int(now_s * 1_000_000):014x}{secrets.token_hex(8)}"
+    return f"{_BEGINS[kind]}{int(now_s * 1_000_000):014x}{secrets.token_hex(8)}"
+
+
+def is_id(kind: FileKind, given: str) -> bool:
+    """Whether it says when one was made, be that there or gone."""
+    begin = _BEGINS[kind]
+    return given.startswith(begin) and _MADE.fullmatch(given, len(begin)) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

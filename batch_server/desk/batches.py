@@ -105,7 +105,7 @@ class BatchDesk:
 
     def asked_page(self, limit: int | None, after: str | None) -> PageAsked:
         """Of a list. Raises InvalidRequestError."""
-        return checked_page(limit, after, _MOST_LISTED)
+        return checked_page(limit, after, _MOST_LISTED, kind="batch")
 
     async def page(self, tenant: str, asked: PageAsked) -> Sequence[Batch]:
         """Those of a page, the newest first, and one more where there is another page."""

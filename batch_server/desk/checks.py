@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from batch_server.records import FileKind, is_id
 from diptych.errors import InvalidRequestError, NotFoundError
 
 MOST_AT_ONCE = 1000
@@ -14,14 +15,18 @@ class PageAsked(NamedTuple):
     after: str | None
 
 
-def checked_page(limit: int | None, after: str | None, most: int) -> PageAsked:
+def checked_page(limit: int | None, after: str | None, most: int, *, kind: FileKind) -> PageAsked:
     """Up to ``most`` may be asked for, MOST_AT_ONCE come; a limit of None is no number.
+
+    ``after`` may be gone: so who deletes each that is listed gets to the end of the list.
 
     Raises InvalidRequestError.
     """
     if limit is None or not 0 < limit <= most:
         raise InvalidRequestError(f"should be a number from 1 to {most}", field="limit")
-    return PageAsked(min(limit, MOST_AT_ONCE), checked_word(after, "after"))
+    if after is not None and not is_id(kind, after):
+        raise InvalidRequestError(f"should be the id of a {kind}", field="after")
+    return PageAsked(min(limit, MOST_AT_ONCE), after)
 
 
 def checked_word(given: str | None, name: str) -> str | None:

@@ -57,7 +57,8 @@ class FileAnswers:
     async def list(self, request: Request) -> Response:
         """A page of the tenant's."""
         query = request.query_params
-        asked = checked_page(read_limit(query, _MOST_LISTED), query.get("after"), _MOST_LISTED)
+        limit = read_limit(query, _MOST_LISTED)
+        asked = checked_page(limit, query.get("after"), _MOST_LISTED, kind="file")
         purpose = checked_word(query.get("purpose"), "purpose")
         ascending = read_ascending(query)
         found = await self._files.page(tenant_of(request), asked, purpose, ascending=ascending)

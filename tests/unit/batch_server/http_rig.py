@@ -71,3 +71,9 @@ async def upload(
     assert answer.status_code == 200, answer.text
     made: str = answer.json()["id"]
     return made
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"], error["param"]

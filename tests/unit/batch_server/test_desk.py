@@ -48,11 +48,12 @@ def test_ids_say_what_they_are_of_and_sort_by_when_they_were_made() -> None:
 
 def test_a_page_has_a_thousand_at_the_most_however_many_are_asked_for() -> None:
     """OpenAI's files are asked for by ten thousand."""
-    assert checked_page(10_000, "f", 10_000) == PageAsked(1000, "f")
-    assert checked_page(999, None, 10_000) == PageAsked(999, None)
+    last = new_id("file", 1.0)
+    assert checked_page(10_000, last, 10_000, kind="file") == PageAsked(1000, last)
+    assert checked_page(999, None, 10_000, kind="file") == PageAsked(999, None)
     for limit in (None, 0, 10_001):
         with pytest.raises(InvalidRequestError, match="from 1 to 10000"):
-            checked_page(limit, None, 10_000)
+            checked_page(limit, None, 10_000, kind="file")
 
 
 async def test_places_are_a_tenants_and_everybodys() -> None:

@@ -25,14 +25,16 @@ from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
 from router.frontend.callers.callers import Anybody, KnownCallers
 from router.frontend.http.exchange import CONNECTION, TENANT
-from tests.unit.batch_server.http_rig import BODY, BOUNDS, DATA, app_of, asked, upload
+from tests.unit.batch_server.http_rig import (
+    BODY,
+    BOUNDS,
+    DATA,
+    app_of,
+    asked,
+    error_of,
+    upload,
+)
 from tests.unit.batch_server.rig import INPUT, held_up, line, opened
-
-
-def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return answer.status_code, error["code"], error["param"]
 
 
 async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -280,28 +282,6 @@ async def test_a_tenants_open_batches_count_beside_its_files(tmp_path: Path) -> 
         await client.post(f"/v1/batches/{first['id']}/cancel")
         await BatchRun(first["id"], rig.needs).run()
         assert (await client.post("/v1/batches", json=body)).status_code == 200
-
-
-async def test_lists_come_in_pages(tmp_path: Path) -> None:
-    async with opened(tmp_path) as rig, asked(rig) as client:
-        ids = [await upload(client, b"%d" % number) for number in range(5)]
-        first = (await client.get("/v1/files?limit=2")).json()
-        assert [each["id"] for each in first["data"]] == [ids[4], ids[3]]
-        assert (first["has_more"], first["last_id"]) == (True, ids[3])
-        rest = (await client.get(f"/v1/files?limit=3&after={ids[3]}")).json()
-        assert [each["id"] for each in rest["data"]] == [ids[2], ids[1], ids[0]]
-        assert not rest["has_more"]
-        oldest = (await client.get("/v1/files?limit=1&order=asc")).json()
-        assert oldest["first_id"] == ids[0]
-        newer = (await client.get(f"/v1/files?limit=2&order=asc&after={ids[0]}")).json()
-        assert [each["id"] for each in newer["data"]] == [ids[1], ids[2]]
-        assert (await client.get("/v1/files?purpose=batch_output")).json()["data"] == []
-        for query, param in [("limit=0", "limit"), ("limit=x", "limit"), ("order=x", "order")]:
-            answer = await client.get(f"/v1/files?{query}")
-            assert error_of(answer) == (400, "request_invalid", param)
-        for limit in ("101", "000000001" + "1" * 5000, "²", "٣"):
-            answer = await client.get(f"/v1/batches?limit={limit}")
-            assert error_of(answer) == (400, "request_invalid", "limit")
 
 
 def key_file(folder: Path) -> KnownCallers:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 
@@ -86,31 +86,77 @@ def _with_key(key: WatchedFile[str] | None) -> Callable[[httpx.Request], httpx.R
 class _Following(httpx.AsyncBaseTransport):
     """Connections to routers; those that begin after another authority was taken over trust it.
 
-    What went over older ones goes on to its end.
+    What went over older ones goes on to its end; the next request after that closes them.
     """
 
     def __init__(self, ca: WatchedFile[ssl.SSLContext] | None, limits: httpx.Limits) -> None:
         self._limits = limits
         self._ca = ca
         self._trust = ssl.create_default_context() if ca is None else ca.content
-        self._transports = [self._open()]  # the last one is used
+        self._pool = self._open()
+        self._older = set[_Pool]()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         if self._ca is not None and self._ca.content is not self._trust:
             self._trust = self._ca.content
-            self._transports.append(self._open())
-        return await self._transports[-1].handle_async_request(request)
+            self._older.add(self._pool)
+            self._pool = self._open()
+        for pool in [each for each in self._older if not each.num_open]:
+            await pool.transport.aclose()
+            self._older.discard(pool)
+        return await self._pool.ask(request)
 
     async def aclose(self) -> None:
         """See httpx."""
-        for transport in self._transports:
-            await transport.aclose()
+        for pool in (*self._older, self._pool):
+            await pool.transport.aclose()
 
-    def _open(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(
-            verify=self._trust,
-            trust_env=False,
-            limits=self._limits,
-            socket_options=_LIVELINESS,
+    def _open(self) -> "_Pool":
+        return _Pool(
+            httpx.AsyncHTTPTransport(
+                verify=self._trust,
+                trust_env=False,
+                limits=self._limits,
+                socket_options=_LIVELINESS,
+            )
         )
+
+
+class _Pool:
+    """Connections under one authority; ``num_open`` requests over them have not ended."""
+
+    def __init__(self, transport: httpx.AsyncHTTPTransport) -> None:
+        self.transport = transport
+        self.num_open = 0
+
+    async def ask(self, request: httpx.Request) -> httpx.Response:
+        """What is answered. It is open until its stream is closed."""
+        self.num_open += 1
+        try:
+            response = await self.transport.handle_async_request(request)
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+        except BaseException:
+            self.num_open -= 1
+            raise
+        response.stream = _Counted(response.stream, self)
+        return response
+
+
+class _Counted(httpx.AsyncByteStream):
+    """An answer's bytes; ``pool`` learns when they are closed, which httpx does once."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
+        self._stream = stream
+        self._pool = pool
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """See httpx."""
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        """See httpx."""
+        try:
+            await self._stream.aclose()
+        finally:
+            self._pool.num_open -= 1

@@ -1,6 +1,8 @@
 """A chat in a file: messages as OpenAI's API takes them, so that any client goes on with it."""
 
 import json
+import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,17 +48,25 @@ def save(path: Path, turns: Sequence[ChatMessage]) -> None:
     """
     messages = [_written(turn).model_dump(exclude_none=True) for turn in turns]
     text = json.dumps({"messages": messages}, ensure_ascii=False, indent=1)
-    beside = path.parent / f"{path.name}.new"
     try:
-        beside.touch()
+        _replace(Path(os.path.realpath(path)), f"{text}\n")  # a link stays one
+    except (OSError, ValueError) as error:
+        raise _refusal(path, error) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Have ``text`` in a file; where this raises, what it had and nothing beside it."""
+    beside = path.parent / f".{secrets.token_hex(8)}.new"
+    beside.touch(exist_ok=False)
+    try:
         with suppress(FileNotFoundError):
             shutil.copymode(path, beside)  # who may read it stays as it was
-        beside.write_text(f"{text}\n", encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
-    except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
+    except BaseException:
+        with suppress(OSError):
             beside.unlink(missing_ok=True)
-        raise _refusal(path, error) from None
+        raise
 
 
 def load(path: Path) -> list[ChatMessage]:

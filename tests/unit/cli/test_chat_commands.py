@@ -41,6 +41,30 @@ def test_a_save_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
     ]
 
 
+def test_a_save_changes_no_other_file(conversation: Conversation, tmp_path: Path) -> None:
+    (other := tmp_path / "chat.json.new").write_text("another's")
+    conversation.answered("a", "b", None)
+    obey(conversation, f"/save {tmp_path / 'chat.json'}")
+    assert other.read_text() == "another's"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["chat.json", other.name]
+    (link := tmp_path / "link.json").symlink_to("kept.json")
+    for _ in range(2):
+        obey(conversation, f"/save {link}")
+        assert link.is_symlink()
+    assert (tmp_path / "kept.json").read_text() == (tmp_path / "chat.json").read_text()
+
+
+def test_a_save_that_fails_removes_no_other_file(
+    conversation: Conversation, tmp_path: Path
+) -> None:
+    (other := tmp_path / "chats.new").write_text("another's")
+    (tmp_path / "chats").mkdir()
+    conversation.answered("a", "b", None)
+    with pytest.raises(InvalidRequestError, match="directory"):
+        obey(conversation, f"/save {tmp_path / 'chats'}")
+    assert other.read_text() == "another's"
+
+
 def test_what_was_said_is_sent_again(conversation: Conversation) -> None:
     assert turns(conversation) == [("user", "now")]
     conversation.answered("a", "b", None)

@@ -183,7 +183,7 @@ class Placing:
         goes on waiting.
 
         Of one that has waited too long the last refusal says most; else it waited behind others,
-        or there was nobody to wait for.
+        or nobody who is there could take it.
         """
         if (changed := self.error_if_changed()) is not None:
             return changed
@@ -203,7 +203,12 @@ class Placing:
             return None
         if refusal is not None:
             return refusal
-        if self._deps.has_workers():
+        has_workers = self._deps.has_workers()
+        if has_workers and self._deps.may_come():
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
         lost = self._retry.because
-        return lost if isinstance(lost, WorkerLostError) else worker_errors.no_worker()
+        if isinstance(lost, WorkerLostError):
+            return lost
+        if not has_workers:
+            return worker_errors.no_worker()
+        return worker_errors.none_fits(needs_prefill=self.needs_prefill)

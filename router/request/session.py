@@ -135,6 +135,7 @@ class Session:
             place=self._dispatch.place,
             foresee=self._dispatch.foresee if self._config.refuses_unreachable else None,
             has_workers=lambda: services.cluster.is_ready,
+            may_come=self._dispatch.may_come,
             queue_ends_in_s=services.room.ends_in_s,
             new_sequence_id=lambda: next(services.sequence_ids),
             new_ticket=lambda: secrets.token_bytes(16),

@@ -31,6 +31,14 @@ def no_worker() -> DiptychError:
     return NoWorkerError("no worker can take the request now", retry_after_s=RETRY_LATER_S)
 
 
+def none_fits(*, needs_prefill: bool) -> DiptychError:
+    """There are workers, and they could not take the request however idle they were."""
+    message = "no worker that is there can take the request, busy or not"
+    if needs_prefill:
+        message += ": a prefill worker tells of its prompt, and another decodes more than one token"
+    return NoWorkerError(message, retry_after_s=RETRY_LATER_S)
+
+
 def unreachable(found: Unreachable) -> DiptychError:
     """Its objectives are foretold to be missed."""
     return DeadlineUnreachableError(found.what, retry_after_s=found.retry_after_s)

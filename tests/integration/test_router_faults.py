@@ -281,6 +281,20 @@ async def test_no_worker_at_all(wide_model: Path) -> None:
             await cluster.generate()
 
 
+async def test_who_wants_what_no_worker_there_can_do_did_not_wait_behind_others(
+    wide_model: Path,
+) -> None:
+    async with running(wide_model, 1, 1) as cluster:
+        await cluster.prefill[0].kill()
+        await eventually(lambda: not cluster.decode[0].peers, "still announced")
+        request = token_request(PROMPT, max_tokens=6)
+        request.sampling.prompt_logprobs = 0
+        error = (await generate(cluster.channel, request)).error
+        assert isinstance(error, NoWorkerError)
+        assert "prefill worker" in error.message
+        assert await cluster.generate(max_tokens=6) == expected(6)
+
+
 async def test_draining_worker_gets_nothing_new(wide_model: Path) -> None:
     async with running(wide_model, 1, 2) as cluster:
         draining = await cluster.preferred("decode")

@@ -307,14 +307,15 @@ def test_waiting_behind_others_is_not_the_lack_of_a_worker() -> None:
     assert world.outcome.retry_after_s == QUEUE_ENDS_IN_S
 
 
-def test_what_is_too_long_for_all_that_are_there_waits_and_ends_as_any_other() -> None:
+def test_what_is_too_long_for_all_that_are_there_waits_as_any_other_and_is_told_why() -> None:
     """As while the worker that is long enough for it is away."""
     world = World(max_tokens=1000).begin()
     assert world.queued
     world.pass_time(TIMERS.no_worker_s - 1.0)
     assert world.outcome is None
     world.pass_time(1.0)
-    assert isinstance(world.outcome, QueueTimeoutError)
+    assert isinstance(world.outcome, NoWorkerError)
+    assert "busy or not" in world.outcome.message
 
 
 def test_without_any_worker_the_request_ends_with_that() -> None:

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from diptych.errors import ModelChangedError, NoWorkerError
+from diptych.errors import ModelChangedError, NoWorkerError, QueueTimeoutError
 from diptych.v1 import common_pb2, prefill_pb2
 from router.generation.answer import KVPath
 from router.request import events
 from router.request.prompt_told import PromptTold, ToldPart, WantedLogprobs, WantedStates
-from tests.unit.router.request.world import PROMPT, World, worker
+from tests.unit.router.request.world import PROMPT, TIMERS, World, worker
 
 END = len(PROMPT)
 
@@ -183,6 +183,21 @@ def test_once_it_is_told_the_decode_worker_may_go_on_alone() -> None:
     tell(world, 1, 1, 2, 3, 4)
     world.lose_lease()
     assert world.started
+
+
+def test_where_one_worker_is_all_it_is_told_that_others_were_not_before_it() -> None:
+    """It waits for another one: what tells of a prompt does not decode the rest."""
+    world = World(("w",), ("w",), told=WantedLogprobs(1, END, 2)).begin()
+    world.pass_time(TIMERS.no_worker_s - 1.0)
+    assert world.queued
+    assert world.outcome is None
+    world.pass_time(1.0)
+    assert isinstance(world.outcome, NoWorkerError)
+    assert "another decodes" in world.outcome.message
+    world = World(("w",), ("w",), told=WantedLogprobs(1, END, 2), max_tokens=1)
+    world.is_full = True
+    world.begin().pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, QueueTimeoutError)
 
 
 @pytest.mark.parametrize("position", [2, 4])

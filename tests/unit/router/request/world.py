@@ -47,7 +47,7 @@ def snapshot(
                 num_sequences=0,
                 max_model_len=100,
                 local_prefill=local_prefill,
-                proven=frozenset(prefills),
+                proven=frozenset(prefills) - {d},
             )
             for d in decodes
         ),
@@ -107,6 +107,7 @@ class World:
         self.is_full = False  # everybody is busy with others
         self.served = "a"  # by all workers: a model's digest
         self.num_clock_calls = self.num_asked = 0
+        self.asked: Query | None = None  # the newest that asked for a placement
         below = 2 if believed_cached else 0
         self.policy = policy(allow_recompute=allow_recompute, local_below_tokens=below)
         for name in believed_cached:
@@ -138,6 +139,7 @@ class World:
                 clock=self.clock,
                 place=lambda query: self.place(query),
                 has_workers=lambda: bool(self.prefills and self.decodes),
+                may_come=self.may_come,
                 queue_ends_in_s=lambda: QUEUE_ENDS_IN_S,
                 new_sequence_id=lambda: next(self.ids),
                 new_ticket=lambda: next(self.tickets).to_bytes(16, "big"),
@@ -164,12 +166,18 @@ class World:
 
     def place(self, query: Query) -> Placement | None:
         self.num_asked += 1
+        self.asked = query = query._replace(block_keys=KEYS, block_size=1)
         if self.is_full:
             return None
-        query = query._replace(block_keys=KEYS, block_size=1)
-        now = snapshot(tuple(self.prefills), tuple(self.decodes), local_prefill=self.local_prefill)
-        placed = self.policy.place(query, now)
+        placed = self.policy.place(query, self.snapshot())
         return replace(placed, in_order=self.in_order) if isinstance(placed, Paired) else placed
+
+    def may_come(self) -> bool:
+        return self.asked is None or self.policy.may_come(self.asked, self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        prefills, decodes = tuple(self.prefills), tuple(self.decodes)
+        return snapshot(prefills, decodes, local_prefill=self.local_prefill)
 
     def sink(self, token_ids: Sequence[int], margins: object, logprobs: object) -> bool:
         assert self.outcome is None

@@ -122,7 +122,7 @@ def a_batch(
     batch_id: str = BATCH,
     *,
     tenant: str = "",
-    expires_s: float = NOW_S + 60,
+    expires_s: float = NOW_S + 14 * 86_400,
     metadata: Mapping[str, str] | None = None,
 ) -> Batch:
     """One that is new."""

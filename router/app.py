@@ -315,6 +315,7 @@ async def drain(
                 await admission.wait_idle()
         except TimeoutError:
             logger.warning("requests were cut off", extra={"num_open": admission.num_open})
+            admission.cut_off()
         unsent_s = min(timers.client_write_s, ends_s - clock())
         await host.calls.end("the router shuts down", unsent_s)
         await host.server.stop(0)  # who only watches our health, too

@@ -73,6 +73,8 @@ class Admission:
         self._constraints = ConstraintCheck()
         self._classes = ServiceClasses(config.classes, config.objectives, time.monotonic)
         self._is_draining = False
+        self.is_cut_off = False
+        """Whether what is open is ended, by the router."""
         self._num_arrived = 0
         self._num_open = 0
         self._open = SharedRoom(
@@ -116,6 +118,10 @@ class Admission:
     def drain(self) -> None:
         """Take nothing new."""
         self._is_draining = True
+
+    def cut_off(self) -> None:
+        """The time to drain is over: whoever ends from now on did not leave by itself."""
+        self._is_draining = self.is_cut_off = True
 
     async def close(self) -> None:
         """End what outlives requests."""

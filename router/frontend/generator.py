@@ -98,7 +98,7 @@ class Generator:
         observer = self._observe(request.request_id, operation, metadata, request.tenant)
         answer = _Answer(self._services, observer, give_up, outlet, taken_s, is_whole=is_whole)
         with (
-            telling_outcome(answer.end, deadline_s),
+            telling_outcome(answer.end, deadline_s, lambda: self._admission.is_cut_off),
             answer.within(self._quotas, request, part) as quota,
             answer.taken_by(taker or self._untaken.open()),
             self._admission.hold(request.tenant, request.num_bytes),

@@ -36,10 +36,15 @@ comes again as it is told to is not to pay for each time. What is wrong with its
 
 
 @contextmanager
-def telling_outcome(tell: Callable[[str], None], deadline_s: float | None) -> Iterator[None]:
+def telling_outcome(
+    tell: Callable[[str], None],
+    deadline_s: float | None,
+    is_cut_off: Callable[[], bool],
+) -> Iterator[None]:
     """Tell how the block ended, once: ok, cancelled, or the error's reason.
 
     ``deadline_s`` is a moment of the monotonic clock; who leaves about then left because of it.
+    ``is_cut_off``: it is the router that ends what is cancelled now, and says WORKER_DRAINING.
     """
     outcome = "INTERNAL"
     try:
@@ -48,6 +53,8 @@ def telling_outcome(tell: Callable[[str], None], deadline_s: float | None) -> It
     except (asyncio.CancelledError, GeneratorExit):
         is_late = deadline_s is not None and time.monotonic() >= deadline_s - _TRIP_S
         outcome = DeadlineExceededError.reason if is_late else "cancelled"
+        if is_cut_off():
+            outcome = WorkerDrainingError.reason
         raise
     except DiptychError as error:
         outcome = error.reason

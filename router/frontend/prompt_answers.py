@@ -212,7 +212,7 @@ class PromptAnswers:
             timing = Timing(total_s=total_s, kv_path=KVPath.PREFILL_ONLY)
             observer.ended(outcome, None, usage, None if usage is None else timing)
 
-        with telling_outcome(tell, deadline_s):
+        with telling_outcome(tell, deadline_s, lambda: self._admission.is_cut_off):
             calls.append(PromptCall(work, errand, self._quotas.admit(work.tenant, 1)))
             with self._admission.hold(work.tenant, work.num_bytes):
                 logs.mark(observer.request_id, trace_id(observer.context))

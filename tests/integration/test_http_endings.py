@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -62,8 +63,9 @@ async def test_a_drain_refuses_what_is_new_and_lets_streams_end(
 
 
 async def test_what_outlasts_the_drain_is_cut_off_and_told_so(
-    wide_model: Path, tmp_path: Path
+    wide_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "router")
     timers = TIMERS.model_copy(update={"lame_duck_s": 0.0, "drain_s": 0.1})
     async with serving(wide_model, tmp_path, timers) as (cluster, client), asyncio.TaskGroup() as t:
         asked = body_of(wide_model, FOR_EVER)
@@ -80,6 +82,8 @@ async def test_what_outlasts_the_drain_is_cut_off_and_told_so(
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["code"] == "worker_draining"
         await asyncio.wait([cluster.served])
+    ends = [each for each in caplog.records if each.message == "request ended"]
+    assert [vars(each)["outcome"] for each in ends] == ["WORKER_DRAINING"] * 2
 
 
 async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end(

@@ -193,7 +193,10 @@ async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records if record.name.startswith("router")] == []
 
 
-async def test_what_outlasts_the_drain_is_told_so(wide_model: Path) -> None:
+async def test_what_outlasts_the_drain_is_told_so(
+    wide_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router")
     timers = TIMERS.model_copy(update={"drain_s": 0.1})
     async with running(wide_model, 1, 1, timers=timers) as cluster:
         stub = inference_pb2_grpc.InferenceStub(cluster.channel)
@@ -207,6 +210,8 @@ async def test_what_outlasts_the_drain_is_told_so(wide_model: Path) -> None:
             assert isinstance(error, WorkerDrainingError)
             assert error.retry_after_s == 1.0
         await cluster.stopped()
+    ends = [each for each in caplog.records if each.message == "request ended"]
+    assert [vars(each)["outcome"] for each in ends] == ["WORKER_DRAINING"] * 2
 
 
 async def test_a_drain_waits_for_an_answer_that_its_client_takes_slowly(wide_model: Path) -> None:

@@ -57,6 +57,7 @@ class Door:
 
     def __init__(self, request_s: float) -> None:
         self.refused_at_s: float | None = None  # what came from then on
+        self.cut_off_at_s: float | None = None
         self.was_idle = asyncio.Event()
         asyncio.get_running_loop().call_later(request_s, self.was_idle.set)
         self.server = self  # of the host
@@ -64,6 +65,10 @@ class Door:
 
     def drain(self) -> None:
         self.refused_at_s = asyncio.get_running_loop().time()
+
+    def cut_off(self) -> None:
+        self.cut_off_at_s = asyncio.get_running_loop().time()
+        self.was_idle.set()
 
     async def wait_idle(self) -> None:
         await self.was_idle.wait()
@@ -87,3 +92,14 @@ def test_what_comes_with_the_goaway_has_time_to_end(
     assert refused_at_s == min(lame_duck_s, 10.0)
     assert ended_s == 12.0
     assert caplog.messages == []
+
+
+def test_what_outlasts_the_time_to_drain_is_counted_as_cut_off() -> None:
+    async def end(request_s: float) -> float | None:
+        door: Any = Door(request_s)
+        await drain(door, None, door, Timers(drain_s=20.0))
+        cut_off_at_s: float | None = door.cut_off_at_s
+        return cut_off_at_s
+
+    assert run_virtually(end(19.0)) is None
+    assert run_virtually(end(21.0)) == 20.0

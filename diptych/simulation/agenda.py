@@ -32,9 +32,10 @@ class Agenda:
         self.at(self.now_s, happening)
 
     def run(self, until_s: float) -> bool:
-        """All that is due until then, in order; whether anything is left."""
+        """All that is due until then, in order; it is that time then. Whether anything is left."""
         while self._heap and self._heap[0][0] <= until_s:
             self.now_s, _, happening = heapq.heappop(self._heap)
             self.num_happened += 1
             happening()
+        self.now_s = max(self.now_s, until_s)
         return bool(self._heap)

@@ -235,6 +235,13 @@ class SimulatedEngine:
         self._settle()
         return self.scheduler.work
 
+    def end_count(self) -> None:
+        """Of its use: of a step in flight what is over by now, and what is held until now."""
+        self._settle()
+        self._look()
+        if self._step is not None:
+            self.busy_s -= self._step.began_s + self._step.took_s - self._agenda.now_s
+
     def mismatch(self) -> str | None:
         """What is wrong with the pool's books; None: nothing."""
         return pool_mismatch(self.pool, self.scheduler)

@@ -78,7 +78,7 @@ class Setup(NamedTuple):
 
 
 class PoolUse(NamedTuple):
-    """How much of one role's workers was used, as ratios."""
+    """How much of one role's workers was used, as ratios, until nobody came and all had ended."""
 
     busy_ratio: float  # of their time, in steps
     kv_ratio: float  # of their blocks, held by somebody, on average
@@ -124,6 +124,7 @@ class Simulation:
         )
         self._shapes = shapes
         self._num_ended = 0
+        self._ended_s = 0.0  # when the last one did
         self._numbers = itertools.count()
         self._batch = setup.batch
         self._lines: dict[Journey, None] = {}  # under way
@@ -145,9 +146,13 @@ class Simulation:
             self.agenda.run(turn * slice_s)
             progress(turn / _NUM_SLICES)
         self.agenda.run(duration_s + drain_s)
+        for host in self.cluster.hosts:
+            host.engine.end_count()
+        is_over = not (self.num_open or self._lines)
+        length_s = max(duration_s, self._ended_s) if is_over else self.agenda.now_s
         for journey in [*self.journeys, *self._lines]:  # no line follows these
             journey.cut_off()
-        return self._result()
+        return self._result(length_s)
 
     def _await_next(self) -> None:
         shape = next(self._shapes, None)
@@ -184,6 +189,7 @@ class Simulation:
 
     def _ended(self, journey: Journey) -> None:
         self._num_ended += 1
+        self._ended_s = self.agenda.now_s
 
     def _send_line(self) -> None:
         router, batch = self.cluster.routers[0], self._batch
@@ -199,7 +205,7 @@ class Simulation:
         if line.failure != UNFINISHED:
             self.agenda.after(_LINE_PAUSE_S if line.failure else 0.0, self._send_line)
 
-    def _result(self) -> Run:
+    def _result(self, length_s: float) -> Run:
         refusals = Counter(journey.failure for journey in self.journeys if journey.failure)
         hosts = self.cluster.hosts
         cluster = self.cluster
@@ -209,7 +215,7 @@ class Simulation:
             [journey.outcome for journey in self.journeys],
             dict(refusals),
             Gaps(host.engine.gaps for host in hosts),
-            {role: _use(of_role, self.agenda.now_s) for role, of_role in pools.items() if of_role},
+            {role: _use(of_role, length_s) for role, of_role in pools.items() if of_role},
             self.agenda.num_happened,
             sum(host.engine.num_steps for host in hosts),
             self.num_lines,

@@ -174,6 +174,29 @@ def test_steps_that_are_taken_together_are_as_single_ones(
         assert use.num_preemptions == other.pools[role].num_preemptions
 
 
+@pytest.mark.parametrize("may_leap", [True, False])
+@pytest.mark.parametrize(
+    ("duration_s", "drain_s", "busy_s", "length_s"),
+    [
+        (0.05, 0.0, 0.05 - 0.003, 0.05),  # amid the prompt's step
+        (0.1, 0.012, 0.112 - 0.003, 0.112),  # amid the third token's
+        (0.1, 30.0, 0.174, 0.178),
+        (10.0, 10.0, 0.174, 10.0),
+    ],
+)
+def test_workers_are_busy_for_as_long_as_their_steps_take(
+    may_leap: bool, duration_s: float, drain_s: float, busy_s: float, length_s: float
+) -> None:
+    """One request: three messages, a step of 84 ms, nine of 10 ms, and its end's message. It has
+    five blocks from the first message until its last step.
+    """
+    alone = setup(Split(0, 1), model=ROUND, may_leap=may_leap)
+    done = Simulation(alone, iter([Shape(0.0, 64, 10)])).run(duration_s, drain_s)
+    use, held_s = done.pools["decode"], min(length_s, 0.177)
+    assert use.busy_ratio == pytest.approx(busy_s / length_s)
+    assert use.kv_ratio == pytest.approx(5 / SMALL.num_blocks * held_s / length_s)
+
+
 def test_so_they_are_where_tenants_take_turns() -> None:
     """Tokens of an answer are none that a payer was given of prompts."""
     assert_as_single_ones(

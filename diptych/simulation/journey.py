@@ -51,7 +51,8 @@ class Journey:
         self, router: SimulatedRouter, request: Request, on_end: Callable[["Journey"], None]
     ) -> None:
         """``on_end`` is told once."""
-        self.request = request
+        self.request = request  # without its prompt once it has ended
+        self.num_prompt_tokens = len(request.prompt_ids)
         self.state = RequestState.NEW
         self.outcome = _NEVER
         self.failure = ""  # the reason, if it was refused
@@ -283,7 +284,13 @@ class Journey:
         self._close()
         self._router.room.leave(self)
         self._router.policy.ended_as(self._seen())
+        self._forget()
         self._on_end(self)
+
+    def _forget(self) -> None:
+        """What nobody asks for any more: of all requests of a long run it is most of the memory."""
+        self.request = self.request._replace(prompt_ids=[], block_keys=())
+        self._foretold = None
 
     def _seen(self) -> EndedRequest:
         request, outcome = self.request, self.outcome

@@ -103,7 +103,7 @@ class Served(NamedTuple):
     def num_tokens(self) -> int:
         """Of all that were answered, prompts and answers."""
         return sum(
-            len(each.request.prompt_ids) + each.request.num_output_tokens
+            each.num_prompt_tokens + each.request.num_output_tokens
             for each in self.journeys
             if each.outcome.ttft_s is not None
         )

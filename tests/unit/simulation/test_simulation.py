@@ -120,6 +120,20 @@ def test_what_is_cut_off_holds_nothing() -> None:
     assert_idle(simulation)
 
 
+@pytest.mark.parametrize("placement", ["least-loaded", "predicted"])
+def test_prompts_are_kept_no_longer_than_their_requests(placement: str) -> None:
+    """A million of them would be all the memory there is."""
+    shapes = list(some(60, seed=2, rate=20.0))
+    simulation = Simulation(setup(Split(1, 2), placement=placement), iter(shapes))
+    simulation.run(duration_s=4.0, drain_s=2.0)
+    come = simulation.journeys
+    assert {bool(journey.failure) for journey in come} == {True, False}
+    assert not any(each.request.prompt_ids or each.request.block_keys for each in come)
+    assert [each.num_prompt_tokens for each in come] == [
+        shape.num_prompt_tokens for shape in shapes[: len(come)]
+    ]
+
+
 def test_time_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     moments: list[float] = []
     at = Agenda.at

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,13 +77,21 @@ def replayed(shapes: Sequence[Shape], speed: float, duration_s: float) -> Iterat
     """
     ordered = sorted(shapes, key=lambda each: each.at_s)
     round_s = (ordered[-1].at_s - ordered[0].at_s + mean_gap_s(shapes)) / speed
-    ids = 1 + max((max(shape.prefix, default=0) for shape in shapes), default=0)
+    num_ids = _num_ids(shapes)
     for turn in range(math.ceil(duration_s / round_s) if round_s else 1):
         for shape in ordered:
             at_s = turn * round_s + shape.at_s / speed
             if at_s >= duration_s:
                 break
-            yield shape._replace(at_s=at_s, prefix=tuple(turn * ids + p for p in shape.prefix))
+            yield _come(shape, at_s, turn * num_ids)
+
+
+def _num_ids(shapes: Iterable[Shape]) -> int:
+    return 1 + max((max(shape.prefix, default=0) for shape in shapes), default=0)
+
+
+def _come(shape: Shape, at_s: float, first_id: int) -> Shape:
+    return shape._replace(at_s=at_s, prefix=tuple(first_id + block for block in shape.prefix))
 
 
 def mean_gap_s(shapes: Sequence[Shape]) -> float:
@@ -94,11 +103,17 @@ def mean_gap_s(shapes: Sequence[Shape]) -> float:
 def drawn(
     shapes: Sequence[Shape], rate: float, duration_s: float, swing: Swing, rng: random.Random
 ) -> Iterator[Shape]:
-    """Poisson arrivals at ``rate`` per second, on average, with shapes of the trace."""
+    """Poisson arrivals at ``rate`` per second, on average, with shapes of the trace.
+
+    Who is drawn again has another prefix, as in another round: it would be the same text.
+    """
+    num_ids, times = _num_ids(shapes), Counter[int]()
     now_s, most = 0.0, max(swing.rate(0.0), swing.rate(swing.period_s / 2))
     while (now_s := now_s + rng.expovariate(rate * most)) < duration_s:
         if rng.random() * most < swing.rate(now_s):
-            yield rng.choice(shapes)._replace(at_s=now_s)
+            place = rng.randrange(len(shapes))
+            yield _come(shapes[place], now_s, times[place] * num_ids)
+            times[place] += 1
 
 
 def scaled(shapes: Iterable[Shape], lengths: Lengths, swing: Swing) -> Iterator[Shape]:

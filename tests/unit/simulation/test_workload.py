@@ -68,6 +68,15 @@ def test_arrivals_are_poisson_and_come_in_bursts() -> None:
     assert all(one.at_s <= other.at_s for one, other in pairwise(come))
 
 
+def test_what_is_drawn_again_is_another_text() -> None:
+    """Else prompts that no two requests of a trace have would be found in the prefix cache."""
+    shapes = [Shape(0.0, 10, 10, (0, 1)), Shape(1.0, 10, 10, (0, 2)), Shape(2.0, 10, 10)]
+    come = list(drawn(shapes, 10.0, 20.0, Swing(), random.Random(1)))
+    prefixes = [shape.prefix for shape in come if shape.prefix]
+    assert len(set(prefixes)) == len(prefixes) > 50
+    assert {(0, 1), (0, 2)} < set(prefixes), "what two have in common they have, the first time"
+
+
 def test_lengths_are_divided_clipped_and_drift() -> None:
     swing = Swing(period_s=10.0, drift_ratio=4.0)
     shapes = [Shape(1.0, 400, 100), Shape(6.0, 400, 100), Shape(6.0, 40_000, 0)]

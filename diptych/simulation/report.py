@@ -156,7 +156,7 @@ def series(measured: Measured) -> dict[str, list[tuple[float, float]]]:
         bins: list[list[Outcome]] = [[] for _ in range(_NUM_BINS)]
         for due_s, outcome in zip(case.run.due_s, case.run.outcomes, strict=True):
             bins[min(_NUM_BINS - 1, int(due_s / width_s))].append(outcome)
-        drawn[f"{case.name} at {case.rate:.1f}/s"] = [
+        drawn[f"{case.name} at {case.rate:g}/s"] = [
             ((place + 0.5) * width_s, goodput(each, measured.objective, width_s))
             for place, each in enumerate(bins)
         ]

@@ -21,6 +21,8 @@ from diptych.tenant import MAX_LIMIT
 _ROLES = ("prefill", "decode", "soft")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_WORKERS = 4096
+_MOST_BLOCKS = 2**28  # of all workers, 16 bytes each
+_MOST_TIMES = 1e6  # as many, or as fast
 _GIGA = 1e9
 
 
@@ -73,12 +75,17 @@ class SimulationConfig(BaseModel):
         min_length=1,
         description="The router's policies; each deployment is run with each.",
     )
-    rate: list[Annotated[float, Field(gt=0)]] = Field(
+    rate: list[Annotated[float, Field(gt=0, le=_MOST_TIMES)]] = Field(
         [],
         description="Poisson arrivals of the trace's lengths, requests per second; each is run. "
         "Unset: the trace's own times, from its beginning again when it is over.",
     )
-    speed: float = Field(1.0, gt=0, description="The trace's own times pass so much faster.")
+    speed: float = Field(
+        1.0,
+        ge=1 / _MOST_TIMES,
+        le=_MOST_TIMES,
+        description="The trace's own times pass so much faster.",
+    )
     duration_s: float = Field(60.0, gt=0, description="Requests arrive for so long, s.")
     drain_s: float = Field(
         10.0, ge=0, description="What is not done so long after that is not answered, s."
@@ -89,12 +96,14 @@ class SimulationConfig(BaseModel):
     burst_ratio: float = Field(
         1.0,
         ge=1,
+        le=_MOST_TIMES,
         description="With rate: in the first half of each period so many times as many arrive as "
         "in the second.",
     )
     drift_ratio: float = Field(
         1.0,
         ge=1,
+        le=_MOST_TIMES,
         description="The ratio of input to output is so many times larger in the first half of "
         "each period than in the second.",
     )
@@ -152,6 +161,8 @@ class SimulationConfig(BaseModel):
         if self.num_blocks * self.block_size < self.max_model_len - 1:
             raise ValueError(f"num_blocks: {self.num_blocks} do not hold max_model_len tokens")
         for split in self.splits:
+            if sum(split) * self.num_blocks > _MOST_BLOCKS:
+                raise ValueError(f"num_blocks: {split.name} have more than {_MOST_BLOCKS} in all")
             if not (self.local_prefill or split.num_prefill or split.num_soft):
                 raise ValueError(f"local_prefill: off, nobody computes prompts of {split.name}")
         if self.burst_ratio != 1 and not self.rate:

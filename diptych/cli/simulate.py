@@ -35,9 +35,12 @@ def run(args: list[str]) -> int:
     )
     model = config.step_model()
     _check_writable(config)
-    measured = _measure(config, model, _read(config))
+    shapes = _read(config)
+    measured = _measure(config, model, shapes)
     print(table(measured))  # noqa: T201
     print(f"steps of {config.steps or DEMO_NAME}")  # noqa: T201
+    for line in _cut(config, shapes):
+        print(line)  # noqa: T201
     if config.json_ is not None:
         told = {**document(measured, _environment(config, model)), "divide": config.divide}
         _write("--json", config.json_, json.dumps(told, indent=1) + "\n")
@@ -56,6 +59,14 @@ def _read(config: SimulationConfig) -> Sequence[Shape]:
     if not (config.rate or mean_gap_s(shapes)):
         raise ConfigurationError("--trace: all of it comes at one moment; --rate says how often")
     return shapes
+
+
+def _cut(config: SimulationConfig, shapes: Sequence[Shape]) -> Iterator[str]:
+    """Said of prompts that are longer than workers take, where --max-prompt lets them be."""
+    most = config.max_model_len - 2
+    num = sum(config.lengths.prompt(shape.num_prompt_tokens) > most for shape in shapes)
+    if num:
+        yield f"{num} of the trace's {len(shapes)} prompts cut to {most} tokens by --max-model-len"
 
 
 def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Measured:

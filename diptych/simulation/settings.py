@@ -91,8 +91,14 @@ class SimulationConfig(BaseModel):
         10.0, ge=0, description="What is not done so long after that is not answered, s."
     )
     divide: float = Field(1.0, ge=0.001, description="All lengths of the trace by this.")
-    max_prompt: int = Field(1024, ge=1, description="Tokens, after dividing.")
-    max_output: int = Field(256, ge=2, description="Tokens, after dividing.")
+    max_prompt: int = Field(
+        1024, ge=1, description="Tokens, after dividing; longer prompts are cut to that."
+    )
+    max_output: int = Field(
+        256,
+        ge=2,
+        description="Tokens, after dividing; longer answers are cut to that. None has less than 2.",
+    )
     burst_ratio: float = Field(
         1.0,
         ge=1,
@@ -129,7 +135,11 @@ class SimulationConfig(BaseModel):
     )
     num_blocks: int = Field(2048, ge=1, description="KV blocks of each worker.")
     block_size: int = Field(16, ge=1, le=256, description="As a worker's.")
-    max_model_len: int = Field(4096, ge=4, description="As a worker's.")
+    max_model_len: int = Field(
+        4096,
+        ge=4,
+        description="As a worker's, tokens. Longer prompts are cut to it less 2, not refused.",
+    )
     transfer_gb_per_s: float = Field(
         1.0, gt=0, description="Into one decode worker, GB/s; nixl on one machine has about 4."
     )
@@ -174,6 +184,11 @@ class SimulationConfig(BaseModel):
         """The deployments."""
         return [_split(text) for text in self.workers.split()]
 
+    @property
+    def lengths(self) -> Lengths:
+        """What becomes of the trace's."""
+        return Lengths(self.divide, self.max_prompt, self.max_output)
+
     def step_model(self) -> StepModel:
         """From the file, or the default. Raises ConfigurationError."""
         return DEMO if self.steps is None else read_steps(self.steps)
@@ -213,9 +228,8 @@ class SimulationConfig(BaseModel):
     def requests(self, shapes: Sequence[Shape], rate: float | None) -> Iterator[Shape]:
         """In order of time, with our lengths; None: at the trace's own times."""
         swing = Swing(self.period_s, self.burst_ratio, self.drift_ratio)
-        lengths = Lengths(self.divide, self.max_prompt, self.max_output)
         if rate is None:
             arrivals = replayed(shapes, self.speed, self.duration_s)
         else:
             arrivals = drawn(shapes, rate, self.duration_s, swing, random.Random(self.seed))
-        return scaled(arrivals, lengths, swing)
+        return scaled(arrivals, self.lengths, swing)

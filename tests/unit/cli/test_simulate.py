@@ -63,6 +63,27 @@ def test_the_traces_own_times_may_pass_faster(
     assert "  2.00  " in capsys.readouterr().out.splitlines()[1], "18 in 9 s"
 
 
+def test_prompts_that_workers_do_not_take_are_told_to_be_cut(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 200, 210, ... 390 tokens; --max-prompt says itself that it cuts."""
+    flags = (
+        "--workers",
+        "decode=1",
+        "--rate",
+        "0.2",
+        "--duration-s",
+        "5",
+        "--max-model-len",
+        "352",
+    )
+    assert simulate(trace, *flags) == 0
+    told = "4 of the trace's 20 prompts cut to 350 tokens by --max-model-len"
+    assert capsys.readouterr().out.splitlines()[-1] == told
+    assert simulate(trace, *flags, "--max-prompt", "350") == 0
+    assert "cut to" not in capsys.readouterr().out
+
+
 def test_help_names_each_flag_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])

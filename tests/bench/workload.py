@@ -13,7 +13,13 @@ class Workload:
     def __init__(
         self, lengths: Sequence[Lengths], vocab: int, moments_s: Sequence[float] = ()
     ) -> None:
-        """``moments_s``: of the requests with these lengths; without it they come by chance."""
+        """``moments_s``: of the requests with these lengths, in any order; without it they come by
+        chance.
+        """
+        if moments_s:
+            in_order = sorted(range(len(moments_s)), key=lambda index: moments_s[index])
+            lengths = [lengths[index] for index in in_order]
+            moments_s = [moments_s[index] for index in in_order]
         self._lengths, self._vocab, self._moments_s = lengths, vocab, moments_s
 
     def arrivals(

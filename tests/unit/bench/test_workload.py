@@ -30,6 +30,13 @@ def test_a_part_of_a_trace_keeps_its_order_its_lengths_and_its_gaps() -> None:
         assert at_s == pytest.approx(came_s / took_s * 20.0)
 
 
+def test_lines_of_a_trace_may_be_in_any_order() -> None:
+    mixed = sorted(range(100), key=lambda index: index * 37 % 100)
+    lengths, moments_s = [LENGTHS[i] for i in mixed], [MOMENTS_S[i] for i in mixed]
+    found = Workload(lengths, 1000, moments_s).arrivals(2.0, 20.0, 5)
+    assert found == Workload(LENGTHS, 1000, MOMENTS_S).arrivals(2.0, 20.0, 5)
+
+
 def test_a_trace_is_long_enough() -> None:
     with pytest.raises(ConfigurationError, match="--duration: the trace has 100 requests"):
         Workload(LENGTHS, 1000, MOMENTS_S).arrivals(2.0, 50.0, 5)

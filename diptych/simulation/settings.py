@@ -110,8 +110,8 @@ class SimulationConfig(BaseModel):
         1.0,
         ge=1,
         le=_MOST_TIMES,
-        description="The ratio of input to output is so many times larger in the first half of "
-        "each period than in the second.",
+        description="The ratio of input to output is so many times the trace's in the first half "
+        "of each period, and so many times smaller than the trace's in the second.",
     )
     period_s: float = Field(60.0, gt=0, description="Of bursts and of the drift, s.")
     ttft_multiple: float = Field(

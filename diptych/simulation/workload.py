@@ -47,7 +47,8 @@ class Swing(NamedTuple):
     """What changes with time: of each period the second half is unlike the first.
 
     ``burst_ratio`` times as many come in the first half as in the second. ``drift_ratio``: by so
-    much the ratio of input to output is larger in the first half than in the second.
+    much the ratio of input to output is larger in the first half than the trace's, and smaller in
+    the second.
     """
 
     period_s: float = 60.0

@@ -81,6 +81,8 @@ def test_lengths_are_divided_clipped_and_drift() -> None:
     swing = Swing(period_s=10.0, drift_ratio=4.0)
     shapes = [Shape(1.0, 400, 100), Shape(6.0, 400, 100), Shape(6.0, 40_000, 0)]
     early, late, clipped = scaled(shapes, Lengths(2.0, 1000, 100), swing)
+    ratios = [each.num_prompt_tokens / each.num_output_tokens for each in (early, late)]
+    assert ratios == [4.0 * swing.drift_ratio, 4.0 / swing.drift_ratio], "of 4 in the trace"
     assert early[1:3] == (400, 25)
     assert late[1:3] == (100, 100)
     assert clipped[1:3] == (1000, 2)

@@ -29,7 +29,7 @@ _UNLOADED_GAP_S = 600.0
 
 
 def run(args: list[str]) -> int:
-    """Simulate, print, write; the exit code."""
+    """Simulate, print, write; the exit code. Raises KeyboardInterrupt, all of that done, again."""
     config = settings.load(
         SimulationConfig, args, prog="diptych simulate", env_prefix="DIPTYCH_SIMULATE_"
     )
@@ -50,6 +50,10 @@ def run(args: list[str]) -> int:
         _write("--svg", config.svg, drawn)
     if config.save_steps is not None:
         _write("--save-steps", config.save_steps, text(model))
+    num, num_asked = len(measured.cases), len(list(_combinations(config)))
+    if num < num_asked:
+        print(f"broken off: {num} of {num_asked} runs")  # noqa: T201
+        raise KeyboardInterrupt
     return 0
 
 
@@ -70,19 +74,24 @@ def _cut(config: SimulationConfig, shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Measured:
+    """Ctrl-C breaks it off: what there was before is told. Raises KeyboardInterrupt of nothing."""
     unit = unloaded(config, model, shapes)
     goal = Objective(config.ttft_multiple * unit.ttft_s, config.tpot_multiple * unit.tpot_s)
-    cases = []
-    with Progress(console=Console(file=sys.stderr), transient=True) as shown:
-        for split, placement, rate in _combinations(config):
-            name = f"{split.name} {placement}" + ("" if rate is None else f" {rate:g}/s")
-            bar = shown.add_task(name, total=1.0)
-            setup = _setup(config, model, split, placement, goal)
-            simulation = Simulation(setup, config.requests(shapes, rate))
-            told = partial(_show, shown, bar)
-            done = simulation.run(config.duration_s, config.drain_s, told)
-            arrived = len(done.outcomes) / config.duration_s
-            cases.append(Case(split, placement, arrived if rate is None else rate, done))
+    cases: list[Case] = []
+    try:
+        with Progress(console=Console(file=sys.stderr), transient=True) as shown:
+            for split, placement, rate in _combinations(config):
+                name = f"{split.name} {placement}" + ("" if rate is None else f" {rate:g}/s")
+                bar = shown.add_task(name, total=1.0)
+                setup = _setup(config, model, split, placement, goal)
+                simulation = Simulation(setup, config.requests(shapes, rate))
+                told = partial(_show, shown, bar)
+                done = simulation.run(config.duration_s, config.drain_s, told)
+                arrived = len(done.outcomes) / config.duration_s
+                cases.append(Case(split, placement, arrived if rate is None else rate, done))
+    except KeyboardInterrupt:
+        if not cases:
+            raise
     return Measured(unit, goal, config.duration_s, cases)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +13,7 @@ from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION
 from diptych.simulation.measured_steps import read_steps
 from diptych.simulation.measured_steps import text as steps_text
+from diptych.simulation.simulation import Run, Simulation
 from diptych.step_model import StepCost
 
 KEYS = {  # of python -m tests.bench.goodput
@@ -61,6 +63,36 @@ def test_the_traces_own_times_may_pass_faster(
 ) -> None:
     assert simulate(trace, "--workers", "decode=1", "--speed", "2", "--duration-s", "9") == 0
     assert "  2.00  " in capsys.readouterr().out.splitlines()[1], "18 in 9 s"
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 2])
+def test_what_was_simulated_before_ctrl_c_is_not_lost(
+    trace: Path,
+    tmp_path: Path,
+    num_done: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    num_begun, run = 0, Simulation.run
+
+    def breaking_off(self: Simulation, *args: Any) -> Run:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 1 + num_done + 1:  # the first is of unloaded workers
+            raise KeyboardInterrupt
+        return run(self, *args)
+
+    monkeypatch.setattr(Simulation, "run", breaking_off)
+    report = tmp_path / "r.json"
+    flags = ("--workers", "decode=1 soft=1 soft=2", "--rate", "1", "--json", str(report))
+    assert simulate(trace, *flags, "--duration-s", "5") == 130
+    table = capsys.readouterr().out.splitlines()
+    if num_done == 0:
+        assert (table, report.read_text()) == ([], "")
+        return
+    assert len(table) == 1 + num_done + 3
+    assert table[-1] == f"broken off: {num_done} of 3 runs"
+    assert len(json.loads(report.read_text())["runs"]) == num_done
 
 
 def test_prompts_that_workers_do_not_take_are_told_to_be_cut(

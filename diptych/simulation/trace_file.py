@@ -72,7 +72,7 @@ class _Azure:
         at_s = _moment_s(row)
         self._began_s = at_s if self._began_s is None else self._began_s
         if at_s < self._began_s:
-            raise ValueError("TIMESTAMP: is before the first")
+            raise ValueError("TIMESTAMP: is before the first one: sort the lines by it")
         return Shape(at_s, _num_tokens(row, "ContextTokens"), _num_tokens(row, "GeneratedTokens"))
 
 

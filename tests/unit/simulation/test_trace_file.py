@@ -118,6 +118,11 @@ TIME = "2023-11-16 18:15:47"
         ("a.csv", f"{HEAD}0000-11-16 18:15:47,1,1\n", "line 3: TIMESTAMP: expected a time"),
         ("a.csv", f"{HEAD}2023-11-16 18:15:47.1234567890 or so,1,1\n", "line 3: TIMESTAMP: exp"),
         ("a.csv", f"{HEAD}2023-11-16 18:15:45,1,1\n", "line 3: TIMESTAMP: is before the first"),
+        (
+            "a.csv",
+            f"{HEAD}2023-11-16 18:15:45,1,1\n",
+            "line 3: TIMESTAMP: .*: sort the lines by it",
+        ),
         ("a.csv", "t,ContextTokens,GeneratedTokens\n1,1,1\n", "line 2: TIMESTAMP: is missing"),
         ("m.jsonl", row_of() + row_of(input_length=math.inf), "line 2: input_length: expected"),
         ("m.jsonl", row_of(output_length=-1), "line 1: output_length: expected a whole number"),

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.helm import HELM_3, HELM_4, helm_binary, template
-from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, pods_of, rendered
+from tests.unit.deploy.chart import (
+    ALL_VALUES,
+    CHART,
+    RENDERED,
+    ROOT,
+    VALUES,
+    parsed,
+    pods_of,
+    rendered,
+)
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 # Their schemas are not Kubernetes'.
@@ -34,7 +43,7 @@ def validate(path: Path, version: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", ALL_VALUES)
 def test_kubernetes_takes_every_manifest(name: str, version: str) -> None:
     path = RENDERED / f"{name}.yaml"
     done = validate(path, version)

@@ -1,7 +1,7 @@
 """What one manifest of the chart names of another is there, and is what it is named for."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -31,6 +31,18 @@ def groups(name: str) -> list[Pod]:
     return [pod for pod in pods(name) if pod.command != "generate"]
 
 
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value that holds no others, with the keys on the way to it."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, (*path, str(key)))
+    elif isinstance(value, list):
+        for part in value:
+            yield from leaves(part, path)
+    else:
+        yield path, value
+
+
 def found(name: str, selector: Mapping[str, Any]) -> list[str]:
     """The groups whose pods have all the labels."""
     labels = selector["matchLabels"]
@@ -41,6 +53,18 @@ def found(name: str, selector: Mapping[str, Any]) -> list[str]:
 def router(name: str) -> Pod:
     (pod,) = [pod for pod in pods(name) if pod.command == "router"]
     return pod
+
+
+def test_names_that_look_like_numbers_are_texts() -> None:
+    """Kubernetes takes no others."""
+    numbers = {"123", "456", "0123", "1e3", "on", "null", *map(str, range(1, 16))}
+    names = re.compile(r"name|namespace|key|.+(Name|Class)")
+    seen = set()
+    for path, value in leaves(list(rendered("numbers"))):
+        if names.fullmatch(path[-1]) or {"labels", "matchLabels", "selector"} & {*path}:
+            assert isinstance(value, str), path
+            seen.add(value)
+    assert numbers <= seen
 
 
 @pytest.mark.parametrize("name", VALUES)

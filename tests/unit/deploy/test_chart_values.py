@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.unit.deploy.chart import CHART, VALUES, values_schema_text
+from tests.unit.deploy.chart import ALL_VALUES, CHART, values_schema_text
 from tests.unit.deploy.wrong_values import WRONG, Wrong
 
 SCHEMA = json.loads(values_schema_text())
@@ -34,7 +34,7 @@ def test_no_unknown_key_is_let_through() -> None:
     assert all(found["additionalProperties"] is False for found in objects)
 
 
-@pytest.mark.parametrize("path", [CHART / "values.yaml", *sum(VALUES.values(), ())], ids=str)
+@pytest.mark.parametrize("path", [CHART / "values.yaml", *sum(ALL_VALUES.values(), ())], ids=str)
 def test_values_files_fit(path: Any) -> None:
     VALIDATOR.validate(yaml.safe_load(path.read_text()))
 

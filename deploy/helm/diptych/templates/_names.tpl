@@ -28,13 +28,13 @@
 
 {{/* What finds pods. Of (dict "root" $ "component" "router") and, for one pool, "pool". */}}
 {{- define "diptych.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
-app.kubernetes.io/component: {{ . }}
+app.kubernetes.io/component: {{ . | quote }}
 {{- end }}
 {{- with .pool }}
-diptych/pool: {{ . }}
+diptych/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -253,7 +253,7 @@ capabilities:
 {{- with .root.Values.model.cache }}
 {{- if .existingClaim }}
   persistentVolumeClaim:
-    claimName: {{ .existingClaim }}
+    claimName: {{ .existingClaim | quote }}
 {{- else }}
   emptyDir:
     sizeLimit: {{ .sizeLimit }}
@@ -267,10 +267,10 @@ capabilities:
 {{- if .name }}
 - name: hub-token
   secret:
-    secretName: {{ .name }}
+    secretName: {{ .name | quote }}
     defaultMode: 0440
     items:
-      - key: {{ .key }}
+      - key: {{ .key | quote }}
         path: token
 {{- end }}
 {{- end }}
@@ -286,23 +286,23 @@ capabilities:
 {{- if .root.Values.tls.enabled }}
 - name: tls
   secret:
-    secretName: {{ include "diptych.tlsSecret" (dict "root" .root "role" .role) }}
+    secretName: {{ include "diptych.tlsSecret" (dict "root" .root "role" .role) | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if eq .role "router" }}
 {{- with .values.publicTls.secretName }}
 - name: public-tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if .values.apiKeys.secretName }}
 - name: api-keys
   secret:
-    secretName: {{ .values.apiKeys.secretName }}
+    secretName: {{ .values.apiKeys.secretName | quote }}
     defaultMode: 0440
     items:
-      - key: {{ .values.apiKeys.key }}
+      - key: {{ .values.apiKeys.key | quote }}
         path: keys
 {{- end }}
 {{- end }}
@@ -319,7 +319,7 @@ capabilities:
 {{- if .existingClaim }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .existingClaim }}
+    claimName: {{ .existingClaim | quote }}
     readOnly: true
 {{- else if .image.reference }}
 {{- if semverCompare "<1.31-0" $.Capabilities.KubeVersion.Version }}
@@ -353,7 +353,7 @@ capabilities:
 automountServiceAccountToken: {{ and (eq .role "router") (eq .root.Values.router.discovery "kubernetes") }}
 # Addresses of services as environment variables would look like settings.
 enableServiceLinks: false
-serviceAccountName: {{ include "diptych.serviceAccountName" .root }}
+serviceAccountName: {{ include "diptych.serviceAccountName" .root | quote }}
 terminationGracePeriodSeconds: {{ include "diptych.gracePeriod" . }}
 securityContext:
   {{- include "diptych.podSecurity" .root | nindent 2 }}
@@ -362,13 +362,13 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:

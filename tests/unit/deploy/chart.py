@@ -67,6 +67,20 @@ def chart_digest() -> str:
     return digest.hexdigest()
 
 
+def with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Manifest:
+    """What helm makes of values before it looks at the schema: null takes a default away."""
+    if defaults is None:
+        defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    made = {**defaults, **values}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            made[key] = with_defaults(value, default)
+        elif value is None and default is not None:
+            del made[key]
+    return made
+
+
 @cache
 def rendered(name: str) -> tuple[Manifest, ...]:
     """The manifests of one rendering."""

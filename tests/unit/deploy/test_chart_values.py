@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.unit.deploy.chart import ALL_VALUES, CHART, values_schema_text
+from tests.unit.deploy.chart import ALL_VALUES, CHART, values_schema_text, with_defaults
 from tests.unit.deploy.wrong_values import WRONG, Wrong
 
 SCHEMA = json.loads(values_schema_text())
@@ -36,7 +36,7 @@ def test_no_unknown_key_is_let_through() -> None:
 
 @pytest.mark.parametrize("path", [CHART / "values.yaml", *sum(ALL_VALUES.values(), ())], ids=str)
 def test_values_files_fit(path: Any) -> None:
-    VALIDATOR.validate(yaml.safe_load(path.read_text()))
+    VALIDATOR.validate(with_defaults(yaml.safe_load(path.read_text())))
 
 
 def test_every_key_of_the_schema_has_a_default() -> None:
@@ -61,6 +61,6 @@ def test_every_key_of_the_schema_has_a_default() -> None:
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.key}-{WRONG.index(wrong)}")
 def test_a_wrong_value_is_refused_and_named(wrong: Wrong) -> None:
-    errors = list(VALIDATOR.iter_errors(wrong.values))
+    errors = list(VALIDATOR.iter_errors(with_defaults(wrong.values)))
     named = [f"{list(error.absolute_path)} {error.message}" for error in errors]
     assert any(f"'{wrong.key}'" in text for text in named), named

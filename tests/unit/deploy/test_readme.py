@@ -6,7 +6,7 @@ import shlex
 import jsonschema
 
 from diptych import __version__
-from tests.unit.deploy.chart import CHART, ROOT, servers
+from tests.unit.deploy.chart import CHART, ROOT, servers, with_defaults
 from tests.unit.deploy.test_chart_values import SCHEMA
 
 # To clone, and to enter the clone, where a section takes it for done.
@@ -44,7 +44,7 @@ def test_what_helm_is_told_is_there() -> None:
     name, _, value = flag(install, "set").partition("=")
     assert name == "image.repository"
     assert flag(build, "tag") == f"{value}:{__version__}", "as the chart asks for, if told nothing"
-    jsonschema.Draft7Validator(SCHEMA).validate({"image": {"repository": value}})
+    jsonschema.Draft7Validator(SCHEMA).validate(with_defaults({"image": {"repository": value}}))
     assert test == ["helm", "test", install[2], "--logs"]
     assert "--wait" in install
     minutes = int(flag(install, "timeout").removesuffix("m"))

@@ -5,7 +5,7 @@ Kubernetes takes as it is (tolerations, affinity, …) is left to Kubernetes to 
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from pydantic import BaseModel
 
@@ -57,16 +57,30 @@ DURATION_OR_NONE: Json = {
 ID_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
 PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
+# Sections that the chart does without where they are null.
+_DISPENSABLE = {"colocation", "resources", "ingress", "grpcRoute", "httpRoute"}
 
 
-def closed(properties: Mapping[str, Json], required: tuple[str, ...] = ()) -> dict[str, Json]:
+def closed(properties: Mapping[str, Json]) -> dict[str, Json]:
     """An object of these keys and no others."""
-    made: dict[str, Json] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": dict(properties),
-    }
-    return {**made, "required": list(required)} if required else made
+    return {"type": "object", "additionalProperties": False, "properties": dict(properties)}
+
+
+def filled(section: Mapping[str, Json]) -> dict[str, Json]:
+    """The same where helm has put the defaults in: null alone takes any of them out again."""
+    properties = section["properties"]
+    assert isinstance(properties, dict)
+    parts = {name: filled(part) if _is_section(part) else part for name, part in properties.items()}
+    required: list[Json] = [
+        name
+        for name, part in parts.items()
+        if part in (FLAG, SOME_TEXT) or (_is_section(part) and name not in _DISPENSABLE)
+    ]
+    return {**section, "properties": parts, **({"required": required} if required else {})}
+
+
+def _is_section(schema: Json) -> TypeGuard[dict[str, Json]]:
+    return isinstance(schema, dict) and schema.get("type") == "object" and "properties" in schema
 
 
 def values_schema() -> dict[str, Json]:
@@ -153,7 +167,7 @@ def values_schema() -> dict[str, Json]:
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart diptych",
         "definitions": definitions,
-        **top,
+        **filled(top),
     }
 
 

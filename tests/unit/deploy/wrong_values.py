@@ -86,4 +86,12 @@ WRONG = (
     _at("router.keda.kvUsage", 0.8),
     _at("decode.keda.placeUsage", 1.5),
     _at("router.keda.waitingRequests", 8),
+    _at("router", None),
+    _at("decode", None),
+    _at("model", None),
+    _at("tls.certManager", None),
+    _at("prefill.probes.startup", None),
+    _at("router.autoscaling", None),
+    _at("clusterDomain", None),
+    _at("router.http.enabled", None),
 )

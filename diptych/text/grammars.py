@@ -82,14 +82,16 @@ class Grammars:
         """Of a model's tokenizer. Blocking, and holds up all other threads, up to seconds.
 
         Raises:
-            ConfigurationError: there is no tokenizer, or one of a kind that is not known.
+            ConfigurationError: there is no tokenizer, it is of a kind that is not known, or a
+                file beside it is wrong.
         """
-        path = folder / "tokenizer.json"
+        from diptych.text.tokenizer import whole_tokenizer  # which the check's process is without
+
+        text = whole_tokenizer(folder).to_str()
         try:
-            text = path.read_text(encoding="utf-8")
             return cls(_read_tokenizer(text, vocab_size), vocab_size)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise ConfigurationError(f"{folder / 'tokenizer.json'}: {error}") from None
 
     def compile(self, text: str) -> "Future[Compiled]":
         """Begin to compile a grammar, unless that was done. The result never raises.

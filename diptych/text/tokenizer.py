@@ -40,12 +40,8 @@ class Tokenizer:
         config = _text_config(read_object(config_path))
         settings = read_object(folder / "tokenizer_config.json", missing_ok=True)
         generation = read_object(generation_path, missing_ok=True)
-        self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
-        special_tokens = {role: _token_text(folder, settings, role) for role in SPECIAL_TOKEN_ROLES}
-        known = {role: text for role, text in special_tokens.items() if text is not None}
-        add_stated_tokens(self._tokenizer, folder, settings, known.values())
-        bounds = [text for role, text in known.items() if role in ("bos_token", "eos_token")]
-        add_named_tokens(self._tokenizer, settings, bounds)
+        known = _special_tokens(folder, settings)
+        self._tokenizer = _whole(folder, settings, known)
         added = self._tokenizer.get_added_tokens_decoder()
         eos_token_id = self._id_of(known.get("eos_token"), None)
         self.digest = text_digest(folder)
@@ -225,6 +221,29 @@ def _may_shorten(step: Mapping[str, Any]) -> bool:
         return bool(step["type"] != "Prepend")
     old, new = step["pattern"].get("String"), step["content"]
     return old is None or len(new) < len(old) or len(new.encode()) < len(old.encode())
+
+
+def whole_tokenizer(folder: Path) -> HFTokenizer:
+    """tokenizer.json with the tokens that other files of the folder name.
+
+    Raises ConfigurationError.
+    """
+    settings = read_object(folder / "tokenizer_config.json", missing_ok=True)
+    return _whole(folder, settings, _special_tokens(folder, settings))
+
+
+def _whole(folder: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> HFTokenizer:
+    tokenizer = _load_tokenizer(folder / "tokenizer.json")
+    add_stated_tokens(tokenizer, folder, settings, special_tokens.values())
+    bounds = [text for role, text in special_tokens.items() if role in ("bos_token", "eos_token")]
+    add_named_tokens(tokenizer, settings, bounds)
+    return tokenizer
+
+
+def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Texts by what they are for."""
+    texts = {role: _token_text(folder, settings, role) for role in SPECIAL_TOKEN_ROLES}
+    return {role: text for role, text in texts.items() if text is not None}
 
 
 def _load_tokenizer(path: Path) -> HFTokenizer:

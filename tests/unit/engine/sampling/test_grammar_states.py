@@ -77,7 +77,7 @@ def allowed(states: GrammarStates, asked: SampleSpec) -> set[int]:
     mask = found.specs[0].allowed
     assert mask is not None
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits[:VOCAB_SIZE]).tolist())
+    return set(np.flatnonzero(bits).tolist())
 
 
 def draw(states: GrammarStates, asked: SampleSpec, likeliest: int = 300) -> int:
@@ -307,6 +307,28 @@ def test_where_only_tokens_beyond_the_model_fit_nothing_does(folder: Path, tmp_p
     states = GrammarStates(Grammars.from_folder(tmp_path, VOCAB_SIZE))
     with pytest.raises(InvalidRequestError, match="no token to go on with"):
         allowed(states, spec("start: <image>", []))
+
+
+def test_tokens_are_special_as_the_files_beside_tokenizer_json_say(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Else answers would have tokens without a text, and no mark could be insisted on."""
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["added_tokens"] = [each for each in made["added_tokens"] if each["content"] != "<turn>"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    turn, mark = made["model"]["vocab"]["<turn>"], len(made["model"]["vocab"])
+    stated = {
+        str(token_id): {"content": text, "special": True, "normalized": False}
+        for token_id, text in ((turn, "<turn>"), (mark, "<mark>"))
+    }
+    settings = {"added_tokens_decoder": stated}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    states = GrammarStates(Grammars.from_folder(tmp_path, mark + 1))
+    fitting = allowed(states, spec("start: /(.|\\n)*/", []))
+    assert len(fitting) > 400
+    assert not {turn, mark} & fitting
+    asked = spec("start: <turn> | <mark>", [], 2)
+    assert allowed(states, asked) == {turn, mark}
 
 
 @pytest.mark.timeout(30)

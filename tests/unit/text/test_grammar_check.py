@@ -1,5 +1,9 @@
 """A constraint as a grammar: what no worker would take is refused before any is asked."""
 
+import itertools
+from types import SimpleNamespace
+
+import llguidance
 import pytest
 
 from diptych.text import grammar_check
@@ -63,3 +67,72 @@ def test_all_json_fits_a_schema_that_says_nothing(schema: str, output: bytes) ->
 
 def test_a_schema_that_nothing_fits_says_so() -> None:
     assert grammar_check.check("json_schema", ["false"], b"") == {"problem": "no value fits false"}
+
+
+@pytest.mark.parametrize(
+    ("costs_s", "is_taken"),
+    [
+        ([0.0001], True),
+        ([1.0, 0.0001], True),  # what all matchers learn is learned once
+        ([1.0, 1.0], False),
+    ],
+)
+def test_one_whose_outputs_cost_too_much_is_tried_twice(
+    monkeypatch: pytest.MonkeyPatch, costs_s: list[float], is_taken: bool
+) -> None:
+    """Each try draws an output, of which each byte takes so long by the clock."""
+    now_s, tries = itertools.count(), iter(costs_s)
+    keeps_pace = grammar_check._keeps_pace
+
+    def tried(matcher: llguidance.LLMatcher) -> bool:
+        cost_s = next(tries)
+        clock = SimpleNamespace(thread_time=lambda: next(now_s) * cost_s)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grammar_check, "time", clock)
+            return keeps_pace(matcher)
+
+    monkeypatch.setattr(grammar_check, "_keeps_pace", tried)
+    found = grammar_check.check("regex", ["a*"], b"aa")
+    assert found.get("num_fitting") == (2 if is_taken else None)
+    assert ("ambiguous" in str(found.get("problem"))) is not is_taken
+    assert next(tries, None) is None
+
+
+def test_one_whose_matcher_gives_up_amid_an_output_is_refused() -> None:
+    """As a worker's would: nothing fits from then on, and that is not an output's end."""
+
+    class GivesUp:
+        num_consumed = 0
+
+        def deep_copy(self) -> "GivesUp":
+            return self
+
+        def compute_bitmask(self) -> bytes:
+            return bytes([0 if self.is_error() else 1] * 32)
+
+        def consume_token(self, byte: int) -> None:
+            self.num_consumed += 1
+
+        def is_error(self) -> bool:
+            return self.num_consumed > 3
+
+    with pytest.raises(ValueError, match="ambiguous"):
+        grammar_check._check_pace(GivesUp())  # type: ignore[arg-type]
+
+
+def test_an_answer_that_begins_with_space_leaves_no_gap_before_it() -> None:
+    form = ThoughtForm(open=None, close=Mark.of("</t>", {"</t>": 7}))
+    for regex, has_gap in (("a", True), (" ?a", False), ("\\n?a", False), ("[ab]", True)):
+        assert grammar_check.check("regex", [regex], b"", form).get("has_gap") is has_gap, regex
+
+
+def test_an_answer_that_may_begin_as_thoughts_or_calls_do_is_refused() -> None:
+    """Nobody could tell one from the other. A part of the mark is not yet it."""
+    mark = Mark.of("<t>", {})
+    form = ThoughtForm(open=mark, close=Mark.of("</t>", {}))
+    for regex, is_refused in (("<t>a", True), ("<.*", True), ("<t", False), ("a<t>", False)):
+        for found, what in (
+            (grammar_check.check("regex", [regex], b"", form), "thoughts"),
+            (grammar_check.check("regex", [regex], b"", None, [mark]), "calls"),
+        ):
+            assert (what in str(found.get("problem"))) is is_refused, (regex, found)

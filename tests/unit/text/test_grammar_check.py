@@ -65,6 +65,13 @@ def test_all_json_fits_a_schema_that_says_nothing(schema: str, output: bytes) ->
     assert grammar_check.check("json_schema", [schema], output).get("num_fitting") == len(output)
 
 
+def test_a_schema_says_what_fits() -> None:
+    schema = '{"type": "array", "items": {"type": "integer"}}'
+    for output, num_fitting in ((b"[1, 23]", 7), (b'[1, "', 4), (b"{", 0)):
+        found = grammar_check.check("json_schema", [schema], output)
+        assert found.get("num_fitting") == num_fitting
+
+
 def test_a_schema_that_nothing_fits_says_so() -> None:
     assert grammar_check.check("json_schema", ["false"], b"") == {"problem": "no value fits false"}
 

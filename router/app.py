@@ -172,7 +172,12 @@ def _make_ways_in(
     config, cluster = services.config, services.cluster
     telemetry = Telemetry(metrics, host.tracing, cluster, model.name, config.trace_slow_s)
     admission = Admission(model, cluster, config)
-    quotas = Quotas(config.quota.limits, asyncio.get_running_loop().time, metrics.quota_refused)
+    quotas = Quotas(
+        config.quota.limits,
+        asyncio.get_running_loop().time,
+        metrics.quota_refused,
+        random.random,
+    )
     untaken = Untaken(asyncio.get_running_loop().time, config.max_untaken_bytes, metrics.cut_off)
     handed = HandedOver(config.max_untaken_bytes)
     read_untaken(host.metrics, untaken, handed)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from diptych.errors import RETRY_LATER_S, QuotaExceededError
 from diptych.tenant import Limits, Tenant
 from router.frontend.minute_bucket import MinuteBucket
+from router.placement.comeback import comeback_s
+from router.placement.departures import Departures
 
 _LEAST_SWEPT = 1024  # tenants, before those who are idle are forgotten
 
@@ -25,9 +27,11 @@ class _Account:
     different ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, departures: Departures) -> None:
+        """``departures`` are of its requests."""
         self.limits = Limits()
         self.num_open = 0
+        self.departures = departures
         self._requests: MinuteBucket | None = None
         self._tokens: MinuteBucket | None = None
 
@@ -48,6 +52,18 @@ class _Account:
             self._requests = _changed(self._requests, limits.requests_per_minute, now_s)
             self._tokens = _changed(self._tokens, limits.tokens_per_minute, now_s)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many are open as may be."""
+        limit = self.limits.max_concurrent
+        return limit is not None and self.num_open >= limit
+
+    def leave(self, num: int) -> None:
+        """So many that were open are not."""
+        for _ in range(num):
+            self.departures.left(others_wait=self.is_full)
+        self.num_open -= num
+
     def is_idle(self, now_s: float) -> bool:
         """Whether a new one would be the same."""
         buckets = [bucket for bucket in (self._requests, self._tokens) if bucket is not None]
@@ -66,11 +82,16 @@ class Quotas:
         defaults: Limits,
         clock: Callable[[], float],
         refused: Callable[[str], None],
+        chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
-        """``defaults``: of tenants of whom nothing is said. ``refused`` is told what ran out."""
+        """``defaults``: of tenants of whom nothing is said. ``refused`` is told what ran out.
+
+        ``chance``, uniform in [0, 1), spreads those who are told to come back when one has ended.
+        """
         self._defaults = defaults
         self._clock = clock
         self._refused = refused
+        self._chance = chance
         self._accounts: dict[str, _Account] = {}
         self._sweep_at = _LEAST_SWEPT
 
@@ -123,8 +144,9 @@ class Quotas:
         limit = account.limits.max_concurrent
         if limit is None:
             return at_most
-        if account.num_open >= limit:
-            raise self._error(Quota.CONCURRENT, limit, RETRY_LATER_S)
+        if account.is_full:
+            expected_s = max(RETRY_LATER_S, account.departures.next_in_s())
+            raise self._error(Quota.CONCURRENT, limit, comeback_s(expected_s, self._chance))
         return min(at_most, limit - account.num_open)
 
     def _reserve(self, account: _Account, num_tokens: int) -> None:
@@ -151,7 +173,8 @@ class Quotas:
         account = self._accounts.get(tenant.name)
         if account is None:
             self._sweep(now_s)
-            account = self._accounts[tenant.name] = _Account()
+            departures = Departures(self._clock, self._chance)
+            account = self._accounts[tenant.name] = _Account(departures)
         account.limit(tenant.limits.over(self._defaults), now_s)
         return account
 
@@ -175,12 +198,12 @@ class Places:
 
     def leave_one(self) -> None:
         """Another may have it."""
-        self._account.num_open -= 1
+        self._account.leave(1)
         self.num -= 1
 
     def leave(self) -> None:
         """Others may have what is left of them. Idempotent."""
-        self._account.num_open -= self.num
+        self._account.leave(self.num)
         self.num = 0
 
 

@@ -36,6 +36,12 @@ class Departures:
         """Until so many requests have ended; 0: it is not known."""
         return num * (self._interval_s or 0.0)
 
+    def next_in_s(self) -> float:
+        """Until the next one of those that others wait for is due; 0: by now, or unknown."""
+        if self._last_s is None or self._interval_s is None:
+            return 0.0
+        return max(0.0, self._last_s + self._interval_s - self._clock())
+
     def retry_after_s(self, num_waiting: int) -> float:
         """When so many that wait have probably been placed; half of it is chance."""
         interval_s = _UNKNOWN_S if self._interval_s is None else self._interval_s

@@ -14,7 +14,8 @@ class World:
     def __init__(self, defaults: Limits = Limits()) -> None:  # noqa: B008 - it is immutable
         self.now_s = 1000.0
         self.refused: list[str] = []
-        self.quotas = Quotas(defaults, lambda: self.now_s, self.refused.append)
+        self.chance = 0.5
+        self.quotas = Quotas(defaults, lambda: self.now_s, self.refused.append, lambda: self.chance)
 
     def admit(self, limits: Limits = Limits(), tokens: int = 1, name: str = "a") -> Admitted:  # noqa: B008
         admitted = self.quotas.admit(Tenant(name, limits), tokens)
@@ -76,6 +77,35 @@ def test_open_requests_count_until_they_end() -> None:
     assert world.refusal(limits) == ("max_concurrent", 1.0)
     first.leave(0)
     world.admit(limits)
+
+
+def test_those_for_whom_no_place_is_free_come_back_about_when_one_is_due_and_not_together() -> None:
+    world, limits = World(), Limits(max_concurrent=2)
+    running = [world.admit(limits), world.admit(limits)]
+    for _ in range(4):  # one ends each ten seconds
+        world.now_s += 10.0
+        running.pop(0).leave(0)
+        running.append(world.admit(limits))
+    world.now_s += 2.0
+    assert world.refusal(limits)[1] == pytest.approx(8.0)
+    world.chance = 0.0
+    assert world.refusal(limits)[1] == pytest.approx(4.0)
+    world.now_s += 20.0  # it is overdue: nobody knows
+    waits = set()
+    for world.chance in (0.0, 0.25, 0.75):
+        waits.add(world.refusal(limits)[1])
+    assert waits == {0.5, 0.75, 1.25}
+    assert world.admit(limits, name="another")
+
+
+def test_ends_while_places_were_free_foretell_nothing() -> None:
+    world, limits = World(), Limits(max_concurrent=2)
+    for _ in range(4):
+        one = world.admit(limits)
+        world.now_s += 10.0
+        one.leave(0)
+    world.admit(limits), world.admit(limits)
+    assert world.refusal(limits) == ("max_concurrent", 1.0)
 
 
 def test_what_was_reserved_and_not_used_is_given_back() -> None:

@@ -90,6 +90,11 @@ def test_clocks_may_differ_a_little(claims: dict[str, object]) -> None:
     assert tenant(SIGNER.token(NOW_S, claims)) == "alice"
 
 
+@pytest.mark.parametrize("name", ["a", "a" * 255, "東京"])
+def test_a_name_is_any_text_of_up_to_so_many_characters(name: str) -> None:
+    assert tenant(SIGNER.token(NOW_S, {"sub": name})) == name
+
+
 def test_a_signature_of_somebody_elses_is_none() -> None:
     impostor = Signer()  # of the same key id
     assert "signature" in refused(impostor.token(NOW_S))

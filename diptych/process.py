@@ -33,11 +33,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NoReturn, Protocol, TypeVar
 
-import uvloop
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych import settings
 from diptych.errors import ConfigurationError
+from diptych.event_loop import EventLoop
 from diptych.loop_threads import loop_threads, stuck_at
 from diptych.rpc.identity import TlsFiles
 from diptych.telemetry import logs
@@ -158,7 +158,7 @@ def run(serve: Serve[P], config: P) -> int:
     logs.set_up(f"diptych-{config.role}", config.log_level)
     _take_files()
     failure: Exception | BaseExceptionGroup | None = None
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         threads = loop_threads()
         runner.get_loop().set_default_executor(threads)
         try:

@@ -61,9 +61,14 @@ POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
 _DISPENSABLE = {"colocation", "resources", "ingress", "grpcRoute", "httpRoute"}
 
 
-def closed(properties: Mapping[str, Json]) -> dict[str, Json]:
+def closed(properties: Mapping[str, Json], required: tuple[str, ...] = ()) -> dict[str, Json]:
     """An object of these keys and no others."""
-    return {"type": "object", "additionalProperties": False, "properties": dict(properties)}
+    made: dict[str, Json] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": dict(properties),
+    }
+    return {**made, "required": list(required)} if required else made
 
 
 def filled(section: Mapping[str, Json]) -> dict[str, Json]:

@@ -62,6 +62,13 @@ def test_who_does_not_end_with_the_step_is_kept_waiting_by_nobody() -> None:
     assert sum(step(scheduler, COSTLY)) == 512
 
 
+@pytest.mark.parametrize(("length", "is_kept_waiting"), [(3000, False), (250, True)])
+def test_a_part_of_a_long_prompt_keeps_no_other_waiting(length: int, is_kept_waiting: bool) -> None:
+    shares = PrefillShares(512, block_size=16, max_step_tokens=512, cost=COSTLY, num_waiting=2)
+    shares.take(make_sequence([1] * length))
+    assert shares.has_room_for(make_sequence([2] * 200)) is not is_kept_waiting
+
+
 def test_beside_those_that_decode_steps_are_full() -> None:
     scheduler, _ = waiting(10, max_tokens=20)
     assert step(scheduler, COSTLY) == [10]
@@ -108,3 +115,30 @@ def test_long_prompts_share_what_is_left_of_a_step_and_no_more() -> None:
         shares.take(seq)
     shares.share_out_rest()
     assert sum(shares.ends.values()) == 512
+
+
+def test_room_is_told_of_to_those_who_get_a_token_and_to_no_others() -> None:
+    """Who is let in without one holds a place that others could have."""
+    chance, answers = random.Random(1), {True: 0, False: 0}
+    for _ in range(300):
+        num_tokens, of_batches = chance.randrange(200), chance.choice([None, 0, 40])
+        shares = PrefillShares(
+            num_tokens,
+            block_size=16,
+            max_step_tokens=200,
+            max_prompt_tokens=chance.choice([None, 50]),
+            max_yielding_tokens=of_batches,
+            cost=chance.choice([None, COSTLY]),
+            num_waiting=5,
+        )
+        for number in range(5):
+            seq = make_sequence([number] * chance.randrange(2, 300))
+            seq.yields = chance.random() < 0.3
+            has_room = shares.has_room_for(seq)
+            shares.take(seq)
+            assert (seq in shares.ends) is has_room
+            answers[has_room] += 1
+        given = sum(end for seq, end in shares.ends.items() if seq.yields)
+        assert sum(shares.ends.values()) <= num_tokens
+        assert given <= (num_tokens if of_batches is None else of_batches)
+    assert min(answers.values()) > 100

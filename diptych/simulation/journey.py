@@ -152,6 +152,9 @@ class Journey:
                 request.num_output_tokens,
                 is_cut=request.is_cut_off,
             )
+        if self._foretold is not None:
+            forecast, _ = self._foretold
+            self._router.policy.answered(forecast, request.num_output_tokens)
         self._end("")
 
     def _is_lost(self, wait_s: float) -> bool:

@@ -108,6 +108,10 @@ class Guarded:
         """See :class:`router.placement.policy.Policy`."""
         self._predicted.went_on(forecast, gap_s)
 
+    def answered(self, forecast: Forecast, num_tokens: int) -> None:
+        """See :class:`router.placement.policy.Policy`."""
+        self._predicted.answered(forecast, num_tokens)
+
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.policy.Policy`."""
         return self._predicted.explain(query, snapshot, placement)

@@ -155,6 +155,9 @@ class LeastLoaded:
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
         """See :class:`router.placement.policy.Policy`. It foretells nothing."""
 
+    def answered(self, forecast: Forecast, num_tokens: int) -> None:
+        """See :class:`router.placement.policy.Policy`. It foretells nothing."""
+
     def ended_as(self, seen: EndedRequest) -> None:
         """See :class:`router.placement.policy.Policy`. Nothing is weighed by it."""
 

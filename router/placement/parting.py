@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepCost, StepModel
+from router.placement.placement import Counted
 from router.placement.query import Query
 from router.placement.views import DecodeView, Snapshot, WorkerId
 
@@ -25,9 +26,7 @@ _TWO: Final = 2  # workers, or paces
 _NUM_ASKED: Final = 4  # workers, what their steps take
 _STICKY: Final = 0.75  # workers: a change that is smaller is none,
 _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
-# Answers that a worker decodes on average, of those that keep their pace at a time: they come when
-# they come, while prompts can wait for each other. Simulated.
-_DECODES_OF: Final = 0.7
+_PROMPTS_OF_ONE: Final = 2.0  # that are computed while it waits: its own, and about one before it
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
 # Of few answers at a time little is won where they share steps, so no more than about half of the
@@ -173,13 +172,14 @@ class Parting:
         self._mix = Mix()
         self._paces = _Paces()
         self._num_seen = 0
+        self._faded = 0.0  # logarithm of how much the first of all has by now
         self._parts = Parts()
         self._are_two_apart = False
 
-    def learn(self, query: Query, num_missing: int, num_workers: int) -> None:
-        """One was placed that lacks so many tokens where its prompt is computed.
+    def learn(self, query: Query, num_missing: int, num_workers: int) -> Counted:
+        """One was placed that lacks so many tokens where its prompt is computed; how it counts.
 
-        The last one is computed in any case.
+        The last one is computed in any case. Its answer counts as expected until it is whole.
         """
         num_missing = max(1, num_missing)
         num_cached = query.num_tokens - num_missing
@@ -189,9 +189,22 @@ class Parting:
         most = max(_LEAST_REMEMBERED, _PER_WORKER * num_workers)
         weight = 1.0 / min(self._num_seen, most)
         self._mix = self._mix.towards(one, weight)
+        if weight < 1.0:
+            self._faded += math.log1p(-weight)
         tpot_s = query.objectives.tpot_s
         if tpot_s is not None:
             self._paces.add(tpot_s, most)
+        return Counted(query.num_answer_tokens, weight, self._faded)
+
+    def answered(self, counted: Counted, num_tokens: int) -> None:
+        """The answer to one that was ``counted`` so has so many tokens.
+
+        What clients allow goes with what they get, so expectations, of which it is a bound, may be
+        too low all together.
+        """
+        weight = counted.weight * math.exp(self._faded - counted.faded)
+        more = weight * (num_tokens - counted.num_output_tokens)
+        self._mix = self._mix._replace(num_output_tokens=self._mix.num_output_tokens + more)
 
     def together(self, snapshot: Snapshot) -> Snapshot | None:
         """Each worker for itself, where nothing is won by parting; None: they had best part.
@@ -241,10 +254,19 @@ class Parting:
         share = self._share(_Phases(known, known))
         if share is None:
             return None
-        share /= share + (1.0 - share) / _DECODES_OF
+        share /= share + (1.0 - share) / self._decoding_ratio(known)
         least = 0 if num_prefill else 1
         most = num_both - (len(snapshot.decode) == num_both)
         return _Wanted(share, num_prefill, len(snapshot.decode), least, most)
+
+    def _decoding_ratio(self, known: Sequence[_Known]) -> float:
+        """Of the sequences that a worker has to decode, those that do: it has the others from when
+        they are placed until their prompts are computed, which takes as much of its places the
+        shorter answers are.
+        """
+        answer_s = self._mix.num_output_tokens * (self._paces.mean_s or 0.0)
+        prompt_s = fmean([self._mix.prompt_s(cost.prefill, num) for cost, num, _ in known])
+        return answer_s / (answer_s + _PROMPTS_OF_ONE * prompt_s)
 
     def _two_had_best_part(self, snapshot: Snapshot) -> bool:
         were_apart = self._are_two_apart

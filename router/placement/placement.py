@@ -39,6 +39,14 @@ class Outlook(NamedTuple):
         )
 
 
+class Counted(NamedTuple):
+    """How a request counts among those of late."""
+
+    num_output_tokens: int  # that its answer was expected to have
+    weight: float  # when it came
+    faded: float  # logarithm of how much all had faded until then
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What a placement was chosen by."""
@@ -48,6 +56,7 @@ class Forecast:
     overhead_s: float = 0.0  # of the first tokens, what was added to steps
     handoff_overhead_s: float = 0.0  # of the gaps of pairs, what was added to pull and steps
     is_probe: bool = False  # objectives looked lost, as those of many before it
+    counted: Counted | None = field(default=None, compare=False)  # None: it does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class Policy(Protocol):
         """One whose KV moved had its second token so long after its first, s."""
         ...
 
+    def answered(self, forecast: Forecast, num_tokens: int) -> None:
+        """The answer to one that was placed by ``forecast`` is whole: so many tokens since then."""
+        ...
+
     def ended_as(self, seen: EndedRequest) -> None:
         """A request of this router ended, or was refused; not if it failed by what it is itself."""
         ...

@@ -109,9 +109,9 @@ class Predicted:
         self._probes.placed(chosen.prefill, chosen.decode)
         num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
         num_workers = max(len(snapshot.prefill), len(snapshot.decode))
-        self._parting.learn(query, num_missing, num_workers)
+        counted = self._parting.learn(query, num_missing, num_workers)
         told = tuple(candidate for _, candidate in best)
-        forecast = Forecast(chosen, told, *self._overheads, is_probe)
+        forecast = Forecast(chosen, told, *self._overheads, is_probe, counted)
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         why = Why.NO_PREFILL if _lacks_prefill(snapshot) else Why.CHOICE
@@ -222,6 +222,11 @@ class Predicted:
         """See :class:`router.placement.policy.Policy`."""
         foretold_s = forecast.chosen.gap_s - forecast.handoff_overhead_s
         self._handoff_overhead.came_true(gap_s, foretold_s)
+
+    def answered(self, forecast: Forecast, num_tokens: int) -> None:
+        """See :class:`router.placement.policy.Policy`."""
+        if forecast.counted is not None:
+            self._parting.answered(forecast.counted, num_tokens)
 
     def ended_as(self, seen: EndedRequest) -> None:
         """See :class:`router.placement.policy.Policy`. First tokens have taught it."""

@@ -115,10 +115,12 @@ class Dispatch:
         if isinstance(placement, Paired) and placement.in_order and not holds_one:
             self._in_order = placement
         self._foretold = self._going_on = None  # what an earlier one foretold has not come true
-        if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
-            self._observer.foretold(placement.forecast)
+        forecast = placement.forecast if isinstance(placement, Paired | DecodeOnly) else None
+        self._terms.placed(forecast, query.num_tokens - len(self._request.shape.prompt_ids))
+        if forecast is not None:
+            self._observer.foretold(forecast)
             is_decoded = isinstance(placement, DecodeOnly)
-            self._foretold = _Foretold(placement.forecast, time.monotonic(), is_decoded)
+            self._foretold = _Foretold(forecast, time.monotonic(), is_decoded)
         return placement
 
     def foresee(self, query: Query, is_new: bool) -> Unreachable | None:

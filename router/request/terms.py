@@ -8,6 +8,7 @@ from router.generation.answer import Usage
 from router.placement.answer_length import AnswerLength
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
+from router.placement.placement import Forecast
 from router.placement.query import EndedRequest, Objectives
 from router.request.resolved import ResolvedRequest
 from router.request.services import Services
@@ -23,6 +24,8 @@ class Terms:
         self._rates = EngineRates()  # as it will be charged
         self._charged: EngineRates | None = None  # as it was
         self._has_taught = False  # how long answers are
+        self._placed_by: Forecast | None = None
+        self._num_emitted = 0  # when it was placed so
 
     def turn(self, num_cached: int = 0) -> Turn:
         """What the request waits by, and is charged when it is placed.
@@ -46,6 +49,10 @@ class Terms:
             math.inf if claim.tpot_s is None else claim.tpot_s,
         )
 
+    def placed(self, forecast: Forecast | None, num_emitted: int) -> None:
+        """It goes on where that says, with so many tokens; None: nothing was foretold."""
+        self._placed_by, self._num_emitted = forecast, num_emitted
+
     def charged(self) -> None:
         """It is placed, and was charged for the turn that it had, if it had not been."""
         self._charged = self._charged or self._rates
@@ -59,6 +66,9 @@ class Terms:
     def finished(self, usage: Usage, reason: FinishReason) -> None:
         """Its answer is whole: others' may be as long."""
         self._teach(usage, is_cut=reason is FinishReason.LENGTH)
+        if self._placed_by is not None:
+            num_tokens = usage.num_output_tokens - self._num_emitted
+            self._services.policy.answered(self._placed_by, num_tokens)
 
     def left(self, usage: Usage, *, was_taken: bool) -> float:
         """It ended; what it took of the engines, s: nothing where no worker that was to compute

@@ -12,6 +12,7 @@ from diptych.simulation.outcome import Objective, goodput
 from diptych.simulation.router import Wires
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
+from router.placement.predicted import Predicted
 from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
@@ -45,6 +46,11 @@ def run(
     burst_ratio: float = 1.0,
     short_ratio: float = 0.0,
 ) -> Run:
+    shapes = requests(rate, seed, burst_ratio, short_ratio)
+    return simulation(placement, split, seed, shapes).run(LONG_S, 10.0)
+
+
+def simulation(placement: str, split: Split, seed: int, shapes: Iterator[Shape]) -> Simulation:
     limits = SMALL._replace(
         max_num_seqs=64, max_batched_tokens=512, max_model_len=1024, num_blocks=2048
     )
@@ -55,8 +61,7 @@ def run(
         placing=Placing(placement, Objectives(*GOAL), is_guarded=False),
         seed=seed,
     )
-    shapes = requests(rate, seed, burst_ratio, short_ratio)
-    return Simulation(setup, shapes).run(LONG_S, 10.0)
+    return Simulation(setup, shapes)
 
 
 def goodput_of(
@@ -97,3 +102,19 @@ def test_what_first_tokens_were_foretold_is_kept_beside_what_they_took() -> None
     done = run("predicted", Split(4, 4), 4.0, 1)
     assert len(done.foretold) == sum(each.ttft_s is not None for each in done.outcomes)
     assert statistics.median(each.error_ratio for each in done.foretold) <= 0.12
+
+
+def short_and_long() -> Iterator[Shape]:
+    """Answers of 8 and of 120 tokens, and each request allows as many as it will have."""
+    rng, at_s = random.Random(1), 0.0
+    while (at_s := at_s + rng.expovariate(2.0)) < LONG_S:
+        yield Shape(at_s, rng.randrange(50, 600), rng.choice((8, 120)), ())
+
+
+def test_workers_part_by_what_answers_had_and_not_by_what_they_were_expected_to_have() -> None:
+    """An answer that may have 120 tokens is expected to have 64, and that of 8 no more than 8."""
+    done = simulation("predicted", Split(num_soft=4), 1, short_and_long())
+    done.run(LONG_S, 10.0)
+    policy = done.cluster.routers[0].policy
+    assert isinstance(policy, Predicted)
+    assert policy._parting._mix.num_output_tokens == pytest.approx(64, rel=0.15), "31 by guesses"

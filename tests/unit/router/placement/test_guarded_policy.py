@@ -6,10 +6,10 @@ from heapq import heappop, heappush
 import pytest
 
 from router.placement.guard import Guard, Rates, Regime
-from router.placement.placement import DecodeOnly, Forecast, Outlook, Why
+from router.placement.placement import DecodeOnly, Forecast, Outlook, Paired, Why
 from router.placement.query import EndedRequest, Objectives, Query
 from router.placement.views import Snapshot, WorkerId
-from tests.unit.router.placement.predicted_world import D1, D2, MODEL, QUERY, view_d, view_p
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, QUERY, view_d, view_p
 from tests.unit.router.placement.test_guard import LATE, made, snapshot
 
 GOALS = Objectives(2.0, 0.1, 2.0)
@@ -26,6 +26,16 @@ def test_the_guard_is_told_what_is_missed_and_what_of_that_is_a_requests_own(
     assert policy.place(QUERY._replace(now_s=12.0), snapshot(1.0)) == chosen
     foretold = [(each.at_s, each.num_missed, each.num_own) for each in policy.guard._foretold]
     assert foretold == [(12.0, 0.7, 0.2)]
+
+
+def test_how_long_an_answer_was_counts_among_requests_of_late() -> None:
+    policy = made()
+    query = QUERY._replace(num_output_tokens=30)
+    placement = policy.place(query, Snapshot((view_p(P1),), (view_d(D1),)))
+    assert isinstance(placement, Paired)
+    assert placement.forecast is not None
+    policy.answered(placement.forecast, 70)
+    assert policy._predicted._parting._mix.num_output_tokens == 70
 
 
 def turns_in_bursts(rate: float, lasts_s: float, foretold: float) -> list[Regime]:

@@ -69,7 +69,8 @@ def test_the_longer_the_prompts_the_more_workers_compute_them() -> None:
 def test_the_split_that_saturates_last_is_chosen(prompt: int, output: int, num: int) -> None:
     """By the step model: so many prompts, and so many answers, a second.
 
-    A worker decodes 0.7 of what keeps pace there on average.
+    Of the answers that keep pace there those decode whose prompts are computed, which takes as
+    long as two prompts do.
     """
     computing = num_computing(seen(prompt, output, num_workers=num), both(num))
     view = both(1).decode[0]
@@ -82,7 +83,8 @@ def test_the_split_that_saturates_last_is_chosen(prompt: int, output: int, num: 
     num_rows = (PACE_S / pace.upper_ratio - pace.fixed_s) / row_s
     if view.max_num_seqs is not None:
         num_rows = min(num_rows, view.max_num_seqs)
-    answer_s = output * (pace.fixed_s / num_rows + row_s) / 0.7
+    decoding_ratio = output * PACE_S / (output * PACE_S + 2 * prompt_s)
+    answer_s = output * (pace.fixed_s / num_rows + row_s) / decoding_ratio
     rates = [min(k / prompt_s, (num - k) / answer_s) for k in range(1, num)]
     assert rates[computing - 1] == pytest.approx(max(rates))
 
@@ -92,6 +94,24 @@ def test_another_mix_changes_the_parts_within_as_many_requests_as_are_remembered
     before = num_computing(parting, both(8))
     tell(parting, 50, 400, 128, 8)
     assert num_computing(parting, both(8)) < before
+
+
+def test_an_answer_counts_as_expected_until_it_is_whole_and_then_as_it_was() -> None:
+    """Whichever is whole first, however many came meanwhile, and at first as later."""
+    for num in (10, 300):
+        guessed, known = Parting(), Parting()
+        counted = []
+        for number in range(num):
+            num_drawn = 7 * (number % 13) + 1
+            query = Query(300, 2000, num_output_tokens=20, objectives=Objectives(2.0, PACE_S))
+            counted.append((guessed.learn(query, 300, 8), num_drawn))
+            known.learn(query._replace(num_output_tokens=num_drawn), 300, 8)
+            if number % 3 == 0:
+                guessed.answered(*counted.pop(len(counted) // 2))
+        assert guessed._mix != known._mix
+        while counted:
+            guessed.answered(*counted.pop())
+        assert guessed._mix == pytest.approx(known._mix)
 
 
 def test_a_mix_that_hardly_changes_changes_nobody() -> None:
@@ -104,9 +124,10 @@ def test_a_mix_that_hardly_changes_changes_nobody() -> None:
 
 def test_parts_that_saturate_much_sooner_than_others_could_do_not_stay() -> None:
     """Of eight 6.5 were best: of six and seven that are near, one leaves too little to decode."""
-    parting, snapshot = seen(900, 4), both(8)
+    parting, snapshot = Parting(), both(8)
+    tell(parting, 900, 4, 400, 8, 10.0)
     assert num_computing(parting, snapshot) == 7
-    tell(parting, 700, 6, 400, 8)
+    tell(parting, 700, 20, 400, 8, 10.0)
     wanted = parting._wanted(snapshot, 0, 8)
     assert wanted is not None
     assert 6.3 < wanted.num < 6.8

@@ -8,10 +8,12 @@ import pytest
 from diptych.errors import (
     BlocksExhaustedError,
 )
+from diptych.finish_reason import FinishReason
 from diptych.paced import Paced
 from diptych.request_class import RequestClass
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.config import RouterConfig
+from router.generation.answer import Usage
 from router.placement.answer_length import AnswerLength
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
@@ -90,6 +92,7 @@ class Foreteller(LeastLoaded):
         )
         self.came: list[Forecast] = []
         self.went_on_s: list[float] = []
+        self.num_answered: list[int] = []
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
         if not query.is_fresh:
@@ -104,6 +107,9 @@ class Foreteller(LeastLoaded):
     def went_on(self, forecast: Forecast, gap_s: float) -> None:
         assert forecast is self.came[-1]
         self.went_on_s.append(gap_s)
+
+    def answered(self, forecast: Forecast, num_tokens: int) -> None:
+        self.num_answered.append(num_tokens)
 
 
 async def test_a_placement_is_asked_for_at_a_moment_of_the_clock_of_the_views(
@@ -160,6 +166,17 @@ async def test_of_a_pair_that_was_foretold_the_decode_workers_first_tokens_are_a
     request.heard(events.Tokens(2, len(PROMPT) + 1, (7,), ()))
     assert not request.awaits_tokens
     assert len(policy.came) == 1
+
+
+async def test_how_long_an_answer_was_is_told_of_the_newest_placement(world: World) -> None:
+    policy = Foreteller()
+    world.services = replace(world.services, policy=policy)
+    kept, broken = world.request(), world.request()
+    broken.place(Query(num_tokens=9, num_max_tokens=13, failed=frozenset({"lost"})))
+    taken = Usage(num_prompt_tokens=len(PROMPT), num_output_tokens=12, num_cached_tokens=0)
+    for request in (kept, broken):
+        request._terms.finished(taken, FinishReason.STOP)
+    assert policy.num_answered == [12]
 
 
 async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(world: World) -> None:

@@ -13,6 +13,7 @@ from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import UNKNOWN_TOKENS
+from router.placement.placement import Forecast, Outlook
 from router.placement.query import EndedRequest, Objectives
 from router.request.terms import Terms
 from tests.unit.router.request.dispatch_world import (
@@ -138,6 +139,26 @@ async def test_what_became_of_it_is_told_beside_what_was_wanted_when_it_came(
     asked.ended(usage(num_output, num_cached=16), first_s, last_s)
     num_missing = len(PROMPT) - 16
     assert told == [EndedRequest(100.0, 120.0, num_missing, Objectives(7.0, 0.25), ttft_s, tpot_s)]
+
+
+async def test_the_policy_is_told_how_long_an_answer_was_that_it_foretold(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[tuple[Forecast, int]]()
+    monkeypatch.setattr(
+        world.services.policy, "answered", lambda by, num_tokens: told.append((by, num_tokens))
+    )
+    outlook = Outlook(PREFILL, DECODE, 0.5, 0.05, 0.0, 9.0)
+    forecast = Forecast(outlook, (outlook,))
+    plain, again, foretold, left = (terms(world, NO_CLAIM) for _ in range(4))
+    again.placed(forecast, 0)
+    again.placed(None, 3)  # on another worker: of that nothing was foretold
+    foretold.placed(forecast, 2)
+    left.placed(forecast, 0)
+    left.left(usage(9), was_taken=True)  # by its client
+    for each in (plain, again, foretold):
+        each.finished(usage(12), FinishReason.STOP)
+    assert told == [(forecast, 10)]
 
 
 async def test_what_some_worker_has_cached_costs_nothing_while_it_waits(world: World) -> None:

@@ -46,6 +46,7 @@ class FakeAdmission:
     def __init__(self) -> None:
         self.model = SimpleNamespace(name="m", tokenizer=None, pooling=None, vector_size=4)
         self.classes = ClassesSettings()
+        self.is_cut_off = False
         self.read: list[TextPrompt] = []
         self.tenants: set[Tenant] = set()
 

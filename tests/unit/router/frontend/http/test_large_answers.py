@@ -350,7 +350,9 @@ def test_a_large_event_of_a_stream_has_time_for_each_part_that_its_client_takes(
 
     monkeypatch.setattr(_Answer, "open", open_)
     monkeypatch.setattr(Generator, "_observe", lambda *_, **__: observer)
-    admission: Any = SimpleNamespace(hold=hold, admit=admit, model=MODEL, max_model_len=100)
+    admission: Any = SimpleNamespace(
+        hold=hold, admit=admit, is_cut_off=False, model=MODEL, max_model_len=100
+    )
     timers = SimpleNamespace(client_write_s=WRITE_S)
     services: Any = SimpleNamespace(config=SimpleNamespace(timers=timers))
     quotas, nothing = Quotas(Limits(), lambda: 0.0, lambda what: None), cast(Any, None)

@@ -25,7 +25,7 @@ CONFIG = ModelConfig.from_hf(
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 3,
+        "head_dim": 4,
         "max_position_embeddings": 64,
         "sliding_window": 4,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -33,10 +33,10 @@ CONFIG = ModelConfig.from_hf(
         "rope_theta": 10000.0,
     }
 )
-# q, k, v: 12 + 6 + 6 rows of 8; output 8 of 12; gate and up 32 of 8; down 8 of 16.
-LAYER_ELEMENTS = 24 * 8 + 8 * 12 + 32 * 8 + 8 * 16
+# q, k, v: 16 + 8 + 8 rows of 8; output 8 of 16; gate and up 32 of 8; down 8 of 16.
+LAYER_ELEMENTS = 32 * 8 + 8 * 16 + 32 * 8 + 8 * 16
 HEAD_ELEMENTS = 100 * 8
-KV_BYTES = 2 * 2 * 3 * 4
+KV_BYTES = 2 * 2 * 4 * 4
 
 
 def test_a_decode_step_reads_each_weight_and_its_context_once() -> None:
@@ -46,7 +46,7 @@ def test_a_decode_step_reads_each_weight_and_its_context_once() -> None:
     # The sliding layer sees 4 of 10 and 3 of 3 tokens, the full one all.
     assert num_bytes(ops) == weights + KV_BYTES * ((4 + 3) + (10 + 3))
     linears = 2 * 2 * (2 * LAYER_ELEMENTS + HEAD_ELEMENTS)
-    assert flops(ops) == linears + 4 * 12 * ((4 + 3) + (10 + 3))
+    assert flops(ops) == linears + 4 * 16 * ((4 + 3) + (10 + 3))
 
 
 def test_a_prefill_chunk_is_causal_and_only_sampled_rows_meet_the_head() -> None:
@@ -54,8 +54,8 @@ def test_a_prefill_chunk_is_causal_and_only_sampled_rows_meet_the_head() -> None
     ops = operations(CONFIG, Storage(4, 0, KV_BYTES), [chunk])
     assert len(ops) == 2 * 5
     sliding, full = ops[1], ops[6]
-    assert sliding.flops == 4 * 12 * (3 + 4 + 4 + 4)
-    assert full.flops == 4 * 12 * (3 + 4 + 5 + 6)
+    assert sliding.flops == 4 * 16 * (3 + 4 + 4 + 4)
+    assert full.flops == 4 * 16 * (3 + 4 + 5 + 6)
     assert sliding.num_bytes == full.num_bytes == KV_BYTES * 6
     # Once the window has moved on, earlier tokens are not read: 7 to 9, and 10 itself.
     later = operations(CONFIG, Storage(4, 0, KV_BYTES), [Span(10, 1, sampled=True)])

@@ -20,7 +20,7 @@ class RequestDeps:
     new_ticket: Callable[[], bytes]  # 16 random bytes
     timers: Timers
     max_attempts: int
-    # Whether workers that are there could take what was placed last, or was not, had they room.
+    # Whether workers that are there could take what was to be placed last, had they room.
     may_come: Callable[[], bool] = lambda: True
     draw: Callable[[], float] = lambda: 0.5  # at random, from 0 to 1: spreads pauses
     block_size: Callable[[], int] = lambda: 16  # of the workers' caches, tokens

@@ -20,14 +20,11 @@ NEW = Batch(
     created_s=10,
     expires_s=20,
 )
-ENDED = Batch(
-    batch_id="batch_1",
-    tenant="alice",
+ENDED = replace(
+    NEW,
     endpoint="/v1/embeddings",
-    input_file_id="file-in",
     completion_window="7d",
     status=BatchStatus.EXPIRED,
-    created_s=10,
     expires_s=50,
     moved_s={BatchStatus.IN_PROGRESS: 20, BatchStatus.FINALIZING: 50, BatchStatus.EXPIRED: 60},
     output_file_id="file-out",

@@ -27,6 +27,7 @@ _START_S = 30.0  # that a transport has to get ready: it may register a large po
 _OPEN_S = 120.0  # to be there at all: inside the process it registers a pool of a GPU
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOSE_S = 5.0  # that all of them have to end
+_SERVE_ON_S = 5.0  # after the last fetch: reads that were under way as it ended have to end
 
 
 class TransferEndpoint:
@@ -58,6 +59,7 @@ class TransferEndpoint:
         self.pool = _place(config, memory)
         self.on_change: Callable[[], None] = lambda: None  # a transport got ready, or is no more
         self._num_served = 0
+        self._resting: asyncio.TimerHandle | None = None  # once no fetch is open
         self._changed = asyncio.Event()
 
     @classmethod
@@ -99,16 +101,22 @@ class TransferEndpoint:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While open, the passive side of one-sided reads is progressed."""
+        """While open, the passive side of one-sided reads is progressed.
+
+        And for a while afterwards: a reader that gives a pull up has reads under way, which may
+        need it to end, and their blocks are quarantined until they have.
+        """
         self._num_served += 1
         if self._num_served == 1:
+            self._cancel_rest()
             self._serve(True)
         try:
             yield
         finally:
             self._num_served -= 1
             if not self._num_served:
-                self._serve(False)
+                loop = asyncio.get_running_loop()
+                self._resting = loop.call_later(_SERVE_ON_S, self._serve, False)
 
     async def until_ready(self, transport: Transport, timeout_s: float) -> bool:
         """Wait while ``transport`` is being (re)built; whether it is ready then."""
@@ -143,6 +151,7 @@ class TransferEndpoint:
 
         A thread that is stuck is left to the end of the process.
         """
+        self._cancel_rest()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 for transport in self.transports.values():
@@ -181,6 +190,11 @@ class TransferEndpoint:
         if is_last and not any(transport.ready for transport in self.transports.values()):
             raise ConfigurationError(f"transfer.transports: {name}: {problem}")
         logger.warning("transport not available", extra={"transport": name, "error": problem})
+
+    def _cancel_rest(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
     def _serve(self, active: bool) -> None:
         for transport in self.transports.values():

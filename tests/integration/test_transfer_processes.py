@@ -22,6 +22,8 @@ from kvtransfer.testing.transport import FaultSwitch
 from tests.integration.source_process import LOCAL, SourceProcess, connect, source_process
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
+    BLOCKS,
+    NUM_TOKENS,
     PATIENT,
     TIMERS,
     Reader,
@@ -30,6 +32,7 @@ from tests.integration.transfer_rig import (
     config,
     open_reader,
     open_source,
+    until_idle,
 )
 from tests.transports import AGENTS, TRANSPORTS, needs_ucxx
 from tests.waiting import until, within
@@ -171,6 +174,36 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it(
         other.announce_rest()
         await reader.pairs.open_pull(other.request).run()
         assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == other.digest
+
+
+@pytest.mark.parametrize(("transport", "settings"), OVER_TCP)
+async def test_reads_of_a_pull_that_is_given_up_end_by_themselves(
+    transport: str, settings: dict[str, object]
+) -> None:
+    """Over TCP none of their bytes comes without the source's agent, which is slow here."""
+    async with (
+        open_source(config(transport, **settings), block_bytes=BIG) as source,
+        open_reader(config(transport, **settings), block_bytes=BIG) as reader,
+    ):
+        await reader.connect(source)
+        (agent,) = agents(source.endpoint.transports[transport])
+        assert agent.pid is not None
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", NUM_TOKENS)
+        pull = reader.pairs.open_pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+        os.kill(agent.pid, signal.SIGSTOP)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(pull.run())
+            await until_reading(reader)
+            await asyncio.sleep(0.1)  # it is posted as well
+            assert pull.abandon()
+            task.cancel()
+        await until_idle(source)
+        assert reader.quarantined
+        os.kill(agent.pid, signal.SIGCONT)
+        await until(lambda: not reader.quarantined)
+        assert not reader.pairs.counters.num_agent_teardowns
 
 
 @pytest.mark.parametrize(("transport", "settings"), OVER_TCP)

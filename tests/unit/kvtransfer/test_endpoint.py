@@ -1,5 +1,6 @@
 """Layouts are compared whole, and each end has a name of its own."""
 
+import asyncio
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from kvtransfer.memory import HostMemory
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import Site, open_transport
 from kvtransfer.transports.inline import InlineTransport
+from tests.waiting import until
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -133,6 +135,36 @@ async def test_a_library_that_hangs_as_it_is_opened_ends_that_in_time(
             )
     finally:
         goes_on.set()
+
+
+async def test_a_source_serves_on_for_a_while_after_its_last_fetch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reads that were under way as it ended need it."""
+    told: list[bool] = []
+
+    class Noted(InlineTransport):
+        def serve(self, active: bool) -> None:
+            told.append(active)
+
+    monkeypatch.setattr(endpoints, "open_transport", lambda name, site: Noted(site.memory))
+    monkeypatch.setattr(endpoints, "_SERVE_ON_S", 0.2)
+    config = TransferConfig(transports=("inline",))
+    layout = common_pb2.KVLayout(digest_level=config.digest_level, block_bytes=16)
+    end = await TransferEndpoint.open(
+        config, incarnation="i", layout=layout, memory=HostMemory(bytearray(64), 16)
+    )
+    with end.serving(), end.serving():
+        pass
+    with end.serving():
+        await asyncio.sleep(0.3)
+        assert False not in told, "the second one came within that time"
+    await until(lambda: told[-1] is False)
+    with end.serving():
+        pass
+    await end.close()
+    await asyncio.sleep(0.3)
+    assert (told.count(False), told[-1]) == (1, True), "nothing is told to what is closed"
 
 
 async def test_agents_that_have_started_are_closed_where_the_next_cannot_be_opened(

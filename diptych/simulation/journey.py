@@ -40,8 +40,9 @@ class Foretold(NamedTuple):
 
     @property
     def error_ratio(self) -> float:
-        """Of what it took."""
-        return abs(self.expected_s - self.took_s) / self.took_s
+        """Of what it took; inf where that was nothing, and nothing was not expected."""
+        off_s = abs(self.expected_s - self.took_s)
+        return off_s / self.took_s if self.took_s else math.inf if off_s else 0.0
 
 
 class Journey:

@@ -146,10 +146,11 @@ def _since_s(row: Mapping[str, object], name: str, unit: str, units_per_s: float
 
 
 def _num_tokens(row: Mapping[str, object], name: str) -> int:
+    """374.0 is what is left of a column that had gaps once."""
     value = _value(row, name)
     try:
-        num_tokens: int = int(value)  # type: ignore[call-overload]
-    except (ValueError, TypeError, OverflowError):
+        num_tokens = int(str(value).removesuffix(".0"))
+    except ValueError:
         num_tokens = -1
     if not 0 <= num_tokens <= MOST_TOKENS:
         raise _wrong(name, f"a whole number from 0 to {MOST_TOKENS}", value)

@@ -93,8 +93,7 @@ def _pairs(member: DecodeMember) -> Iterator[PairReport]:
     state = member.watch.state
     if state is None:
         return
-    for place in member.own_pairs:
-        pair = state.pairs[place]
+    for pair in (state.pairs[place] for place in member.own_pairs if place < len(state.pairs)):
         yield PairReport(
             prefill=pair.source_address,
             decode=_address(member),

@@ -1,11 +1,13 @@
 """First tokens come when they were foretold, where more is asked for than can be served."""
 
+import math
 import random
 from collections.abc import Iterator
 
 import pytest
 
 from diptych.simulation.cluster import Split, Workers
+from diptych.simulation.journey import Foretold
 from diptych.simulation.outcome import Objective
 from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
@@ -48,3 +50,10 @@ def test_of_a_worker_that_only_computes_prompts(seed: int) -> None:
     answered = [each for each in done.outcomes if each.ttft_s is not None]
     num_late = sum(each.ttft_s > GOAL.ttft_s for each in answered if each.ttft_s is not None)
     assert num_late <= 0.08 * len(answered)
+
+
+def test_what_took_no_time_was_foretold_rightly_or_not_at_all() -> None:
+    """Messages may be asked to take none, and steps may."""
+    assert Foretold(3.0, 2.0).error_ratio == 0.5
+    assert Foretold(0.0, 0.0).error_ratio == 0.0
+    assert Foretold(1e-9, 0.0).error_ratio == math.inf

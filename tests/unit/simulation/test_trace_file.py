@@ -36,6 +36,14 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert mooncake == [Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))]
 
 
+def test_whole_numbers_may_be_written_as_floats_are(tmp_path: Path) -> None:
+    """A table that once had gaps is saved so."""
+    azure = read_trace(written(tmp_path, "a.csv", AZURE.replace(",374,44", ",374.0,44.0")))
+    assert azure[0] == Shape(0.0, 374, 44)
+    mooncake = read_trace(written(tmp_path, "m.jsonl", row_of(input_length=7.0)))
+    assert mooncake == [Shape(0.0, 7, 1, ())]
+
+
 def test_an_excerpt_begins_with_its_first_request(tmp_path: Path) -> None:
     """Else nobody would come in the time that is simulated. Lines may be in any order."""
     rows = [row_of(timestamp=stamp) for stamp in (3_601_500, 3_600_000, 3_604_000)]
@@ -114,6 +122,7 @@ TIME = "2023-11-16 18:15:47"
         ("a.csv", f"{HEAD}{TIME},{'9' * 400},1\n", "line 3: ContextTokens: expected a whole num"),
         ("a.csv", f"{HEAD}{TIME},1,{'9' * 5000}\n", "line 3: GeneratedTokens: expected a whole n"),
         ("a.csv", f"{HEAD}\n\n{TIME},1e3,1\n", r"line 5: ContextTokens: .* \(got '1e3'\)"),
+        ("a.csv", f"{HEAD}{TIME},1,1.5\n", r"line 3: GeneratedTokens: .* \(got '1.5'\)"),
         ("a.csv", f"{HEAD}{TIME},5\n", "line 3: GeneratedTokens: is missing"),
         ("a.csv", f"{HEAD}0000-11-16 18:15:47,1,1\n", "line 3: TIMESTAMP: expected a time"),
         ("a.csv", f"{HEAD}2023-11-16 18:15:47.1234567890 or so,1,1\n", "line 3: TIMESTAMP: exp"),
@@ -125,6 +134,7 @@ TIME = "2023-11-16 18:15:47"
         ),
         ("a.csv", "t,ContextTokens,GeneratedTokens\n1,1,1\n", "line 2: TIMESTAMP: is missing"),
         ("m.jsonl", row_of() + row_of(input_length=math.inf), "line 2: input_length: expected"),
+        ("m.jsonl", row_of(output_length=1.5), "line 1: output_length: expected a whole number"),
         ("m.jsonl", row_of(output_length=-1), "line 1: output_length: expected a whole number"),
         ("m.jsonl", row_of(output_length=[[[0]]]), "line 1: output_length: expected a whole num"),
         ("m.jsonl", row_of(input_length=10**400), "line 1: input_length: expected a whole num"),

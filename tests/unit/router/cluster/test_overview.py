@@ -144,6 +144,14 @@ def test_512_by_512_cost_a_look_at_no_more_pairs_than_are_told(num_known: int) -
     assert pairs.num_looks == len(told.pairs)
 
 
+def test_pairs_that_a_worker_dropped_without_a_word_are_not_told_of() -> None:
+    """Its version of them says that they are the same."""
+    world = World(prefill=2, decode=1)
+    del world.prefill[1:]  # of which it says that it has pairs with them
+    world.says("d0:1")
+    assert [each.prefill for each in world.cluster.overview().pairs] == ["p0:1"]
+
+
 def test_pairs_follow_what_workers_say_and_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(prefill=2, decode=2)
 

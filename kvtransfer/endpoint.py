@@ -107,9 +107,8 @@ class TransferEndpoint:
         need it to end, and their blocks are quarantined until they have.
         """
         self._num_served += 1
-        if self._num_served == 1:
-            self._cancel_rest()
-            self._serve(True)
+        self._cancel_rest()
+        self._serve(True)
         try:
             yield
         finally:

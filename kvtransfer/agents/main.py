@@ -38,6 +38,7 @@ LIBRARIES = {
 
 POLL_MIN_S = 50e-6  # between polls while something moves
 POLL_MAX_S = 1e-3  # and when nothing has for a while
+SERVE_MAX_S = 50e-3  # where only peers may be reading: next to none of that needs us
 MAX_PEERS = 1024  # each costs memory in proportion to its pool, and files
 
 
@@ -63,7 +64,8 @@ class AgentLoop:
             sleep_s = self._agent.sleep_s(active, pause_s)
             ready = ready_files([channel, *self._agent.files], to_write, sleep_s)
             self._channel.flush()
-            pause_s = POLL_MIN_S if ready else min(2 * pause_s, POLL_MAX_S)
+            longest_s = POLL_MAX_S if self._copies else SERVE_MAX_S
+            pause_s = POLL_MIN_S if ready else min(2 * pause_s, longest_s)
             if channel in ready:
                 for message in self._channel.receive():
                     self._obey(message)

@@ -114,7 +114,10 @@ class Transport(Protocol):
         ...
 
     def serve(self, active: bool) -> None:
-        """Progress reads that peers make of our memory, from now on or no more."""
+        """Progress reads that peers make of our memory, from now on or no more.
+
+        Whoever looks for them less and less often does so often again when it is told again.
+        """
         ...
 
     def rebuild(self) -> None:

@@ -116,7 +116,7 @@ class ChildTransport:
         return peer
 
     def serve(self, active: bool) -> None:
-        if active is not self._is_read:
+        if active or self._is_read:
             self._is_read = active
             if self._serving is not None:
                 self._serving.send(Message(Kind.SERVE, int(active)))

@@ -155,7 +155,7 @@ async def test_a_source_serves_on_for_a_while_after_its_last_fetch(
         config, incarnation="i", layout=layout, memory=HostMemory(bytearray(64), 16)
     )
     with end.serving(), end.serving():
-        pass
+        await until(lambda: told == [True, True], what="each fetch has it look often")
     with end.serving():
         await asyncio.sleep(0.3)
         assert False not in told, "the second one came within that time"

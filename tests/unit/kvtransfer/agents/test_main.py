@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvtransfer.agents import main
 from kvtransfer.agents.base import Agent, AgentSettings, Library, Region
-from kvtransfer.agents.main import AgentLoop, ready_files
+from kvtransfer.agents.main import POLL_MAX_S, POLL_MIN_S, SERVE_MAX_S, AgentLoop, ready_files
 from kvtransfer.agents.wire import (
     Channel,
     Kind,
@@ -26,6 +26,7 @@ from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
 NUM_BYTES = 12  # of each block, that are read
+MANY = 40  # looks
 PIECES = Pieces(4, source_begin=1, source_stride=8, local_begin=2, local_stride=9)
 
 
@@ -115,6 +116,45 @@ def process() -> Iterator[Process]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield Process(Channel(ours), Channel(theirs))
+
+
+class PolledAgent(IdleAgent):
+    """As nixl's: nothing wakes it."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float | None] = []
+
+    def sleep_s(self, active: bool, pause_s: float) -> float | None:
+        self.pauses_s.append(pause_s if active else None)
+        if len(self.pauses_s) > MANY:
+            raise EOFError
+        return 0.0
+
+
+def pauses_s(*messages: Message) -> list[float | None]:
+    """Between its looks, once it was told these."""
+    ours, theirs = socket.socketpair()
+    agent = PolledAgent()
+    library = Library(lambda settings, region: cast(Agent, agent), cast(Any, Peer))
+    with ours, theirs:
+        channel = Channel(ours)
+        for message in messages:
+            channel.send(message)
+        with pytest.raises(EOFError):
+            AgentLoop(library, cast(Agent, agent), Channel(theirs)).run()
+    return agent.pauses_s
+
+
+def test_it_looks_often_for_its_own_reads_and_seldom_for_those_of_peers() -> None:
+    """One that is read from is polled for as long as any fetch is open, on the prompts' core."""
+    assert set(pauses_s()) == {None}
+    served = pauses_s(Message(Kind.SERVE, 1))[1:]
+    assert served[:3] == [POLL_MIN_S, 2 * POLL_MIN_S, 4 * POLL_MIN_S]
+    assert served[-1] == SERVE_MAX_S
+    connect = Message(Kind.CONNECT, 1, PeerCommand(REGION, b"never", PIECES).packed())
+    block_id = np.array([1], dtype=np.int32)
+    read = Message(Kind.READ, 7, ReadCommand(1, NUM_BYTES, block_id, block_id).packed())
+    assert pauses_s(Message(Kind.SERVE, 1), connect, read)[-1] == POLL_MAX_S
 
 
 @pytest.mark.parametrize(

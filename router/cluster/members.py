@@ -145,6 +145,15 @@ class Cluster:
         return bool(local & prefill) or (may_be_local and not snapshot.has_prefill and bool(local))
 
     @property
+    def may_have_prefill(self) -> bool:
+        """Whether there shall be prefill workers, or some worker could be given that role.
+
+        One that is lost could still be, for all that is known.
+        """
+        able = (m.gate.worker is None or _is_able(m) for m in self._prefill.values())
+        return self._has_prefill_pool or any(able)
+
+    @property
     def num_proven_pairs(self) -> int:
         """Pairs of ready workers that may be placed on."""
         snapshot = self.snapshot()

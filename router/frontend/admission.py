@@ -176,7 +176,7 @@ class Admission:
 
     def _check_told(self, resolved: ResolvedRequest) -> None:
         """Raise InvalidRequestError: nobody here can tell what is asked of the prompt."""
-        if resolved.shape.told is not None and not self._cluster.snapshot().has_prefill_pool:
+        if resolved.shape.told is not None and not self._cluster.may_have_prefill:
             raise InvalidRequestError(
                 "prefill workers tell them, and there shall be none", field=PROMPT_LOGPROBS
             )
@@ -189,7 +189,7 @@ class Admission:
         self.check_open(deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
-        if not self._cluster.snapshot().has_prefill_pool:
+        if not self._cluster.may_have_prefill:
             raise NotServedError(f"{what} is the work of prefill workers, and there shall be none")
 
     def claim_of_prompts(self, tenant: Tenant) -> Claim:

@@ -20,7 +20,7 @@ from diptych.errors import InvalidRequestError, WorkerDrainingError
 from diptych.process import EXIT_FAILED
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
-from diptych.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from kvtransfer.config import TransferConfig
 from prefill_worker.app import KV_SOURCE, PREFILL
 from router.app import serve
@@ -265,6 +265,43 @@ async def test_a_worker_of_one_role_says_why_it_takes_no_other(
         assert await asyncio.to_thread(admin.run, flags) == EXIT_FAILED
         assert "serves prefill alone, not decode" in capsys.readouterr().err
         assert list((await worker.state()).roles) == [PREFILL_ROLE]
+
+
+async def test_what_prefill_workers_tell_waits_while_none_has_that_role(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Of two operators one takes the role away, and the other gives it to another worker."""
+    async with cluster(tiny_llama, tmp_path, ["prefill"], ["decode"]) as (workers, channel):
+        await proven(workers)
+        router: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        text = inference_pb2.EmbedRequest(inputs=[inference_pb2.Input(text="hello")])
+        want, vector = await tell(channel, 0), await router.Embed(text)
+        assert want.error is None
+        await set_roles(workers[0], [DECODE_ROLE])
+        look = inference_pb2.DescribeClusterRequest()
+        async with within(EVENTUALLY_S), asyncio.TaskGroup() as tasks:
+            while (await router.DescribeCluster(look)).num_prefill:
+                await asyncio.sleep(0.01)
+            told = tasks.create_task(tell(channel, 0))
+            embedded = tasks.create_task(_embed(router, text))
+            while (await router.DescribeCluster(look)).num_waiting < 2:
+                assert not told.done(), told.result().error
+                assert not embedded.done(), "refused"
+                await asyncio.sleep(0.01)
+            await set_roles(workers[1], [PREFILL_ROLE])
+        answer = told.result()
+        assert answer.error is None
+        assert (answer.token_ids, len(answer.prompt_logprobs)) == (
+            want.token_ids,
+            len(want.prompt_logprobs),
+        )
+        assert len(embedded.result().embeddings) == len(vector.embeddings)
+
+
+async def _embed(
+    router: "inference_pb2_grpc.InferenceAsyncStub", request: inference_pb2.EmbedRequest
+) -> inference_pb2.EmbedResponse:
+    return await router.Embed(request)
 
 
 def agents() -> set[psutil.Process]:

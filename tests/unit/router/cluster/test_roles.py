@@ -84,6 +84,21 @@ async def test_a_worker_of_both_roles_is_in_both_pools_over_one_watch() -> None:
     assert len(watches) == 2
 
 
+async def test_prompts_may_be_computed_apart_while_somebody_could_be_given_that_role() -> None:
+    world = soft_world(a=(DECODE,), b=(DECODE,))
+    assert placeable(world) == (set(), {"a:1", "b:1"})
+    assert not world.cluster.snapshot().has_prefill_pool
+    assert world.cluster.may_have_prefill
+    for address in world.decode:
+        world.watch(address)._lose("a cut line")
+    assert world.cluster.may_have_prefill, "for all that is known"
+    for address in world.decode:
+        world.says(address, role=DECODE, roles=(DECODE,), able_roles=(DECODE,))
+    assert not world.cluster.may_have_prefill, "workers of one role came back there"
+    world.cluster.set_members(targets(["p:1"], world.decode))
+    assert world.cluster.may_have_prefill, "one is named"
+
+
 async def test_one_worker_of_both_roles_serves_alone() -> None:
     """It is its own pair, and pulls nothing from itself."""
     world = soft_world(a=BOTH)

@@ -240,9 +240,9 @@ class DecodeMember:
                 num_giving_way=state.num_giving_way,
                 num_giving_way_blocks=state.num_giving_way_blocks,
                 step_s=measured(state.decode_step_s, STEP_S),
-                prefill_time_ratio=0.0
-                if self.beside is None
-                else measured(state.prefill_time_ratio, _TIME_RATIO),
+                prefill_time_ratio=measured(state.prefill_time_ratio, _TIME_RATIO)
+                if self._leases
+                else 0.0,
                 shipped=ShippedBytes.told(state.layout),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
@@ -265,6 +265,11 @@ class DecodeMember:
     def num_ended_rows(self) -> int:
         """Of ours, that decoded when the worker told."""
         return self.link.load.num_ended_rows
+
+    @property
+    def _leases(self) -> bool:
+        """Whether it takes prompts to lease, so that what those took of late will go on."""
+        return self.beside is not None and self.beside.role in self.gate.roles
 
     @property
     def _num_leased_tokens(self) -> int:

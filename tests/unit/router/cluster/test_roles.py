@@ -12,7 +12,8 @@ from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
 from router.placement.least_loaded import LeastLoaded
 from router.placement.placement import DecodeOnly, Paired, Why
-from router.placement.query import Query
+from router.placement.predicted import Predicted
+from router.placement.query import Objectives, Query
 from router.placement.views import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import READY, FakeChannel, World, placeable, proven, targets
@@ -228,6 +229,29 @@ async def test_who_is_lost_and_named_otherwise_is_no_more_what_it_was() -> None:
 
 
 ENGINE = StepModel(prefill=StepCost(prefill_token_s=0.001, num_steps=30)).to_proto()
+
+
+async def test_who_wants_a_pace_is_placed_where_prompts_are_leased_no_more() -> None:
+    """What they took of late was of the role that it lost."""
+    model = StepModel(
+        prefill=StepCost(prefill_token_s=0.001, num_steps=30),
+        decode=StepCost(fixed_s=0.02, num_steps=30),
+    )
+    told = {"step_model": model.to_proto(), "max_batched_tokens": 64, "prefill_time_ratio": 0.9}
+    paced = Query(num_tokens=100, num_max_tokens=200, objectives=Objectives(None, 0.03))
+    paced = paced._replace(may_refuse=True)
+    world = soft_world(a=BOTH, b=(PREFILL,))
+    policy = Predicted(world.policy, lambda: 0.5)
+    soft(world, "b", (PREFILL,), **told)
+    soft(world, "a", BOTH, **told)
+    assert policy.place(paced, world.cluster.snapshot()) is None, "it is at prompts, mostly"
+    soft(world, "a", (DECODE,), **told)
+    placed = policy.place(paced, world.cluster.snapshot())
+    assert isinstance(placed, Paired | DecodeOnly)
+    assert placed.decode == worker("a")
+    soft(world, "a", BOTH, **told)
+    (view,) = world.cluster.snapshot().decode
+    assert view.prefill_time_ratio == pytest.approx(0.9)
 
 
 async def test_a_prompt_that_is_computed_beside_leases_is_news_to_those() -> None:

@@ -34,23 +34,24 @@ class EngineRates(NamedTuple):
 _GUESS: Final = EngineRates()
 
 
-def rates_of(snapshot: Snapshot) -> EngineRates:
-    """The median of what workers say now; the guess where none of a pool knows its steps yet.
+def rates_of(snapshot: Snapshot, otherwise: EngineRates = _GUESS) -> EngineRates:
+    """The median of what workers say now; ``otherwise`` where none of a pool knows its steps.
 
     What one says that is astray does not count so. Where there is no prefill worker, those that
     decode compute the prompts.
     """
     local = [view for view in snapshot.decode if view.local_prefill]
     return EngineRates(
-        _median(map(_prompt_token_s, _engines(snapshot.prefill or local)), _GUESS.prompt_token_s),
-        _median(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
+        _median(map(_prompt_token_s, _engines(snapshot.prefill or local)), otherwise[0]),
+        _median(map(_output_token_s, _engines(snapshot.decode)), otherwise[1]),
     )
 
 
 class RecentRates:
     """The rates of one router's workers, not older than ``_FRESH_S``: few look at all workers.
 
-    They rise by steps.
+    They rise by steps. Where nobody is there to tell of a pool they are what they were: workers
+    that are away, or have another role for a while, make no token dearer or cheaper.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -63,7 +64,7 @@ class RecentRates:
         """As of now, or of little before."""
         now_s = self._clock()
         if now_s >= self._until_s:
-            before, now = self._rates, rates_of(snapshot)
+            before, now = self._rates, rates_of(snapshot, self._rates)
             self._rates = EngineRates(
                 _risen(now.prompt_token_s, before.prompt_token_s),
                 _risen(now.output_token_s, before.output_token_s),

@@ -106,6 +106,24 @@ def test_rates_rise_by_steps_and_fall_at_once() -> None:
     assert lasting == rates_of(glitch)
 
 
+def test_rates_are_what_they_were_while_nobody_can_tell() -> None:
+    """Whoever asks while workers are away is charged as those before and after it."""
+    now_s = 5.0
+    recent = RecentRates(lambda: now_s)
+    fast = MODEL._replace(decode=MODEL.decode._replace(fixed_s=2e-4, row_s=1e-5))
+    slow = MODEL._replace(decode=MODEL.decode._replace(fixed_s=0.5))
+    for model in (fast, slow):
+        told = Snapshot((prefill(MODEL),), (decode(model),))
+        for _ in range(20):
+            now_s += 1.0
+            before = recent.of(told)
+        assert before == rates_of(told)
+        for away in (Snapshot(told.prefill, ()), Snapshot(), Snapshot((), (decode(StepModel()),))):
+            for _ in range(20):
+                now_s += 1.0
+                assert recent.of(away) == before
+
+
 def test_rates_rise_again_after_one_said_that_tokens_take_no_time() -> None:
     """So little that a part of it is nothing: twice that is nothing, too."""
     now_s = 5.0

@@ -73,7 +73,7 @@ class LeasePull:
         while True:
             link = None if pair is None else await pair.until_proven(self._wait_s)
             if pair is None or link is None or self._abandoned:
-                raise self._not_connected() if failed is None else self._not_again(failed)
+                raise self._not_connected() if failed is None else self._not_again(pair, failed)
             if series.begin():
                 self._on_refetch()
             self._fetch = self._open_fetch(link)
@@ -96,9 +96,11 @@ class LeasePull:
         self._abandoned = True
         return frozenset() if self._fetch is None else self._fetch.abandon()
 
-    def _not_again(self, failed: PullError) -> PullError:
-        """As the lost agent failed it; which of the two took long is said, too."""
+    def _not_again(self, pair: SourcePair | None, failed: PullError) -> PullError:
+        """As the lost agent failed it; why it was not fetched again is said, too."""
         why = f"its pair was not proven again within {self._wait_s} s"
+        if pair is not None and not pair.is_being_proven:
+            why = f"its pair was not proven again: {pair.message}"
         return PullError(failed.failure, f"{failed.message}; {why}", agent_lost=True)
 
     def _not_connected(self) -> PullError:

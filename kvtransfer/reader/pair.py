@@ -71,6 +71,11 @@ class SourcePair:
         """Why it is not proven, or not over a better transport."""
         return self._machine.message
 
+    @property
+    def is_being_proven(self) -> bool:
+        """Whether it may be proven soon; else ``message`` says why it is not."""
+        return self._machine.state is PairState.CONNECTING
+
     def to_proto(self) -> worker_pb2.Pair:
         machine = self._machine
         told = worker_pb2.Pair(

@@ -142,6 +142,19 @@ async def test_a_pair_that_is_not_proven_again_fails_it_as_the_lost_agent_did() 
     assert error.message == "agent; its pair was not proven again within 0.05 s"
 
 
+async def test_a_pair_that_fails_after_the_agent_was_lost_says_how() -> None:
+    """It was not waited for: a time that it took would send whoever reads it to the wrong place."""
+    pair = Pair()
+    pair.prove()
+
+    def fail() -> None:
+        pair.lost("agent")
+        pair._machine.fail("nixl: the source has none")
+
+    error = await failure_of(Case(pair, iter([AGENT_LOST]), fail))
+    assert error.message == "agent; its pair was not proven again: nixl: the source has none"
+
+
 async def test_other_failures_are_the_routers_to_decide() -> None:
     pair = Pair()
     pair.prove()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
 from kvtransfer.transports.ways import NoWay, Way, shortfalls, way_between
 
+_WARM_PROBES = 3  # at the most, until one went the way that it had to go
 _PROBE_S = 10.0  # from its turn here to its end, the wait for its turn at the source included
 
 
@@ -109,9 +111,7 @@ class LinkProver:
         link = await self._open(response)
         try:
             await self._pull_probe(link)
-            stats = await self._pull_probe(link)  # now it is warm
-            await self._on_thread(link.peer.check_lane)
-            rate = _checked_rate(stats, link.way)
+            rate = await self._warm_rate(link)
         except TransportError as error:
             link.close()
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
@@ -119,6 +119,22 @@ class LinkProver:
             link.close()
             raise
         return ProvenLink(link, rate, self._shortfall(response))
+
+    async def _warm_rate(self, link: Link) -> float:
+        """Bytes/s of a probe over a connection that is made. Raises TransportError: another way.
+
+        What makes the connection may not be over yet with the first probe, and a read is not
+        before that is: so one that seems to have gone another way is judged by the next one.
+        """
+        for _ in range(_WARM_PROBES - 1):
+            with suppress(TransportError):
+                return await self._judged_rate(link)
+        return await self._judged_rate(link)
+
+    async def _judged_rate(self, link: Link) -> float:
+        stats = await self._pull_probe(link)
+        await self._on_thread(link.peer.check_lane)
+        return _checked_rate(stats, link.way)
 
     async def _open(self, response: kv_source_pb2.ConnectResponse) -> Link:
         endpoint = self._kit.endpoint

@@ -1,6 +1,7 @@
 """Probes of one reader wait for their turns; one that gets none in time blames no transport."""
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from kvtransfer.reader import proof
 from kvtransfer.reader.fetch_driver import FetchPlan
 from kvtransfer.reader.proof import LinkProver, ProbeKit
 from kvtransfer.reader.proven_link import Link
-from kvtransfer.reader.pull_machine import PullResult
+from kvtransfer.reader.pull_machine import PullError, PullResult
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.ways import Way
 
@@ -76,7 +77,9 @@ def prover() -> tuple[LinkProver, PoolScratch]:
     scratch = PoolScratch(range(CONFIG.num_scratch_blocks))
     layout = common_pb2.KVLayout(block_size=16)
     pool = kv_source_pb2.PoolPlace()
-    endpoint = SimpleNamespace(config=CONFIG, layout=layout, incarnation="reader", pool=pool)
+    endpoint = SimpleNamespace(
+        config=CONFIG, layout=layout, incarnation="reader", pool=pool, transports={"nixl": None}
+    )
     quarantine = Quarantine(lambda _: None, lambda _: None)
     turns = asyncio.Semaphore(PROBES_AT_ONCE)
     kit = ProbeKit(cast(Any, endpoint), scratch, quarantine, Dialer(Timers()), turns, Random(1))
@@ -161,6 +164,50 @@ async def test_a_scratch_block_that_a_read_may_still_write_is_not_lent_again(
         await mine._pull_probe(LINK)
     assert scratch.num_lent == 1
     assert 0 not in scratch.allocate(CONFIG.num_scratch_blocks - 1)
+
+
+class JudgedPeer:
+    """Its first reads over the warm connection look as if they went another way."""
+
+    def __init__(self, num_wrong: int) -> None:
+        self.num_wrong = num_wrong
+        self.num_closed = 0
+
+    def check_lane(self) -> None:
+        self.num_wrong -= 1
+        if self.num_wrong >= 0:
+            raise TransportError("nixl would read over TCP")
+
+
+@pytest.mark.parametrize(("num_wrong", "num_probes"), [(0, 2), (1, 3), (2, 4), (3, 4)])
+async def test_a_read_that_seems_to_have_gone_another_way_is_judged_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, num_wrong: int, num_probes: int
+) -> None:
+    """Of two ranks every second connection was refused: what made it was not quite over."""
+    monkeypatch.setattr(proof, "FetchDriver", type("Counted", (Probe,), {"num_done": 0}))
+    mine, scratch = prover()
+    peer = JudgedPeer(num_wrong)
+
+    def closed() -> None:
+        peer.num_closed += 1
+
+    async def opened(response: kv_source_pb2.ConnectResponse) -> Link:
+        return Link(cast(Any, None), response.transport, cast(Any, peer), closed)
+
+    async def on_thread(job: Callable[[], None]) -> None:
+        job()
+
+    monkeypatch.setattr(mine, "_open", opened)
+    monkeypatch.setattr(mine, "_on_thread", on_thread)
+    response = kv_source_pb2.ConnectResponse(transport="nixl")
+    if num_wrong < 3:
+        assert (await mine.prove(response)).link.peer is cast(Any, peer)
+    else:
+        with pytest.raises(PullError, match="over TCP"):
+            await mine.prove(response)
+    assert peer.num_closed == (num_wrong == 3)
+    assert proof.FetchDriver.num_done == num_probes  # type: ignore[attr-defined]
+    assert not scratch.num_lent
 
 
 def test_a_way_that_is_slower_than_it_can_be_was_another() -> None:

@@ -16,7 +16,7 @@ from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.first_done import first_to_end
 from kvtransfer.reader.pair_machine import PairMachine, PairState
 from kvtransfer.reader.proof import LinkProver, ProbeKit
-from kvtransfer.reader.proven_link import Link, ProvenLink
+from kvtransfer.reader.proven_link import Link, ProvenLink, RefusedLinks
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.retry_pause import RetryPause
 from kvtransfer.reader.transport_rests import TransportRests
@@ -59,6 +59,7 @@ class SourcePair:
         self._on_failure = on_failure
         self._machine = PairMachine()
         self._rests = TransportRests(kit.random)
+        self._refused = RefusedLinks()
         self._moved = asyncio.Event()  # the machine did
 
     @property
@@ -131,13 +132,14 @@ class SourcePair:
             await asyncio.Event().wait()  # nothing but a new process can heal this
         finally:
             self.leave()
+            self._refused.close()
             await peer.close()
 
     async def _keep_once(self, peer: PeerChannel, pause: RetryPause) -> None:
         """Prove it; return when it has failed, or was lost."""
         try:
             channel = await peer.renewed()
-            prover = LinkProver(self._kit, self.key.incarnation, channel)
+            prover = LinkProver(self._kit, self.key.incarnation, channel, self._refused)
             await self._prove(prover)
             pause.reset()
             await first_to_end(

@@ -25,7 +25,7 @@ from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.failures import connect_failure, read_failure
 from kvtransfer.reader.fetch_driver import FetchDriver, FetchPlan
-from kvtransfer.reader.proven_link import Link, ProvenLink
+from kvtransfer.reader.proven_link import Link, ProvenLink, RefusedLinks
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
@@ -51,10 +51,18 @@ class ProbeKit(NamedTuple):
 
 
 class LinkProver:
-    """Proves links to one source process over one channel. Event loop only; keeps nothing."""
+    """Proves links to one source process over one channel. Event loop only."""
 
-    def __init__(self, kit: ProbeKit, incarnation: str, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        kit: ProbeKit,
+        incarnation: str,
+        channel: grpc.aio.Channel,
+        refused: RefusedLinks,
+    ) -> None:
+        """``refused``: the caller's, which closes it; those that are refused here go there."""
         self._kit = kit
+        self._refused = refused
         self._incarnation = incarnation  # the source's
         self._stub: pb_grpc.KVSourceAsyncStub = pb_grpc.KVSourceStub(channel)
 
@@ -112,8 +120,8 @@ class LinkProver:
         try:
             await self._pull_probe(link)
             rate = await self._warm_rate(link)
-        except TransportError as error:
-            link.close()
+        except TransportError as error:  # it works, and goes another way
+            self._refused.keep(link, response.memory)
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
         except BaseException:
             link.close()
@@ -138,6 +146,9 @@ class LinkProver:
 
     async def _open(self, response: kv_source_pb2.ConnectResponse) -> Link:
         endpoint = self._kit.endpoint
+        kept = self._refused.take(response.transport, response.memory)
+        if kept is not None:
+            return Link(self._stub, kept.transport, kept.peer, kept.close, self._way(response))
         transport = endpoint.transports[response.transport]
         await endpoint.until_ready(transport, REBUILD_WAIT_S)
         opened: list[Peer] = []  # filled by the thread even if we are cancelled meanwhile

@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 
+import psutil
 import pytest
 
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
@@ -126,6 +127,34 @@ async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixtu
         lines = [r for r in caplog.records if r.name == "kvtransfer.reader.pair"]
         assert {line.levelno for line in lines} == {logging.DEBUG}
         await until(lambda: not reader.scratch.num_lent)
+
+
+async def test_attempts_in_vain_cost_the_agents_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """UCX keeps each for as long as both agents live: after a day they had no file left."""
+    tcp = config(
+        "nixl", transports=("nixl", "inline"), ucx_tls=("tcp", "cuda_copy"), reprove_s=0.01
+    )
+    num_tried = 0
+    prove = LinkProver.prove
+
+    async def counted(self: LinkProver, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
+        nonlocal num_tried
+        num_tried += response.transport == "nixl"
+        return await prove(self, response)
+
+    monkeypatch.setattr(LinkProver, "prove", counted)
+    async with open_source(tcp) as source, open_reader(tcp) as reader:
+        assert (await reader.connect(source)).transport == "inline"
+        both = [
+            psutil.Process(agents(end.endpoint.transports["nixl"])[0].pid)
+            for end in (source, reader)
+        ]
+        await until(lambda: num_tried >= 5)
+        before = [agent.num_fds() for agent in both]
+        await until(lambda: num_tried >= 15)
+        assert [agent.num_fds() for agent in both] == before
 
 
 async def test_a_passing_fault_of_the_only_common_transport(

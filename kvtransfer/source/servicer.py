@@ -1,5 +1,6 @@
 """KVSource: the gRPC shell around the leases of a source."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from diptych.errors import (
@@ -58,7 +59,9 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             progress or common_pb2.EngineProgress,
             _staging(endpoint),
         )
-        self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
+        patience_s = timers.lost_peer_s  # a reader's, for its answer
+        self._rebuild_wait_s = min(REBUILD_WAIT_S, patience_s / 4)
+        self._connect_wait_s = patience_s / 2  # all such waits of one Connect
         leases.observe(RangeDigests(endpoint, leases, self.counters).take)
 
     async def Connect(
@@ -68,9 +71,10 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
     ) -> kv_source_pb2.ConnectResponse:
         """Compare layouts; tell how to reach our memory over the first common transport."""
         endpoint = self._endpoint
+        until_s = asyncio.get_running_loop().time() + self._connect_wait_s
         try:
-            transport = await self._common_transport(request)
-            memory = await self._descriptor(transport)
+            transport = await self._common_transport(request, until_s)
+            memory = await self._descriptor(transport, until_s)
         except DiptychError as error:
             self.counters.num_refused[error.reason] += 1
             raise
@@ -109,7 +113,9 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         finally:
             self.counters.num_fetches_open -= 1
 
-    async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
+    async def _common_transport(
+        self, request: kv_source_pb2.ConnectRequest, until_s: float
+    ) -> Transport:
         """The first that both have, that is ready, and by which there is a way.
 
         Given that the layouts agree.
@@ -132,19 +138,30 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         if not possible:
             raise LayoutMismatchError(f"transports: {'; '.join(refused)}", field="transports")
         for name in possible:
-            if await self._endpoint.until_ready(ours[name], self._rebuild_wait_s):
+            if await self._until_ready(ours[name], until_s):
                 break
         return ours[name]
 
-    async def _descriptor(self, transport: Transport) -> kv_source_pb2.MemoryDescriptor | None:
+    async def _descriptor(
+        self, transport: Transport, until_s: float
+    ) -> kv_source_pb2.MemoryDescriptor | None:
         """Of its agent; of the next one where that ends at this moment."""
-        for _ in range(2):
-            try:
-                return await self._endpoint.thread.call(transport.descriptor)
-            except TransportError as error:  # being rebuilt
-                interrupted = TransferInterruptedError(str(error))
-            await self._endpoint.until_ready(transport, self._rebuild_wait_s)
-        raise interrupted
+        try:
+            return await self._endpoint.thread.call(transport.descriptor)
+        except TransportError as error:  # being rebuilt
+            interrupted = TransferInterruptedError(str(error))
+        if not await self._until_ready(transport, until_s):
+            raise interrupted
+        try:
+            return await self._endpoint.thread.call(transport.descriptor)
+        except TransportError as error:
+            raise TransferInterruptedError(str(error)) from error
+
+    async def _until_ready(self, transport: Transport, until_s: float) -> bool:
+        """Wait a moment while it is rebuilt; not beyond ``until_s`` by the loop's clock."""
+        left_s = until_s - asyncio.get_running_loop().time()
+        wait_s = max(0.0, min(self._rebuild_wait_s, left_s))
+        return await self._endpoint.until_ready(transport, wait_s)
 
 
 def _staging(endpoint: TransferEndpoint) -> SlotQueue | None:

@@ -81,6 +81,8 @@ class RankTransports:
             planned = moves(len(sources), len(self.parts), self._stretch_bytes)
         except ValueError as error:
             raise TransportError(f"the source's ranks: {error}") from error
+        if not self.ready:  # UCX would keep the connections that the others make in vain
+            raise AgentLostError(f"the {self.name} agent of a rank is being rebuilt")
         links: list[RankLink] = []
         try:
             for move in planned:

@@ -104,6 +104,17 @@ def test_one_rank_is_described_and_read_as_itself() -> None:
     assert part.peers[0].connected == (b"0", None, None)
 
 
+def test_none_connects_while_the_agent_of_one_is_being_rebuilt() -> None:
+    transport, parts = ranks(2)
+    parts[1].ready = False
+    with pytest.raises(AgentLostError, match="is being rebuilt"):
+        transport.connect(source(2))
+    assert not any(part.peers for part in parts)
+    parts[1].ready = True
+    transport.connect(source(2))
+    assert all(part.peers for part in parts)
+
+
 def test_several_are_described_in_their_order() -> None:
     descriptor = source(2)
     assert list(descriptor.ranks) == [described(0), described(1)]

@@ -11,7 +11,7 @@ from kvtransfer.digest import Coverage
 from kvtransfer.errors import TransportError
 from kvtransfer.memory import BlockMemory
 from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
-from kvtransfer.transports.base import Copy
+from kvtransfer.transports.base import Copy, PartedCopy
 from kvtransfer.transports.thread import TransferThread, deliver
 
 MAX_POSTED = 8  # copies of one pull: enough that an agent does not wait for us between them
@@ -98,6 +98,8 @@ class ReadGroup:
                 self._thread.poll(partial(self._poll, read), wakes=read.copy.wakes)
 
     def _poll(self, read: "_Read") -> bool:
+        if self._open.abandoned and isinstance(read.copy, PartedCopy):
+            read.copy.stop()
         has_ended = self._advance(read, read.copy.poll)
         if has_ended:
             self._post_queued()

@@ -1,6 +1,6 @@
 """The seam between a pull and what moves its bytes. Everything here runs on the transfer thread."""
 
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.errors import TransportError, UndeadAgentError
@@ -20,6 +20,15 @@ class Copy(Protocol):
     def post(self) -> bool: ...
 
     def poll(self) -> bool: ...
+
+
+@runtime_checkable
+class PartedCopy(Copy, Protocol):
+    """A copy that is done in parts, one after the other."""
+
+    def stop(self) -> None:
+        """Nobody wants it any more: it is terminal with the part under way. Idempotent."""
+        ...
 
 
 class Peer(Protocol):

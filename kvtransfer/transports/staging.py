@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import DeviceCopies, HostMemory
 from kvtransfer.transports.base import Copy, Peer
 
@@ -101,7 +102,7 @@ class StagedCopy:
     """Blocks read into staging blocks and copied to the device from there, a part at a time.
 
     A part has its staging blocks until neither a read nor the device is at them. Terminal as
-    every copy is; what failed has given them all back.
+    every copy is; what failed has given them all back. Implements ``PartedCopy``.
     """
 
     wakes = False
@@ -120,6 +121,7 @@ class StagedCopy:
         self._slots: tuple[int, ...] = ()  # of the part under way
         self._step: Callable[[], bool] | None = None  # what it is at; True once that is over
         self._is_landing = False  # it is at the copy to the device
+        self._is_stopped = False
 
     def post(self) -> bool:
         return self.poll()
@@ -135,12 +137,17 @@ class StagedCopy:
             raise
         return True
 
+    def stop(self) -> None:
+        self._is_stopped = True
+
     def _advance(self) -> bool:
         """Whether a step ended, so that the next one can begin."""
+        if self._step is not None and not self._step():
+            return False
+        if self._is_stopped:
+            raise TransportError("it was given up")
         if self._step is None:
             return self._begin_part()
-        if not self._step():
-            return False
         if not self._is_landing:
             stage, num = self._peer.stage, len(self._slots)
             self._is_landing = True

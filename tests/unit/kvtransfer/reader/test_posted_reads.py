@@ -144,3 +144,25 @@ async def test_of_a_long_pull_that_is_given_up_few_blocks_wait_for_a_read() -> N
     await asyncio.sleep(0)
     assert not pull.quarantine.block_ids
     assert not pull.landed
+
+
+class PartedLongCopy(LongCopy):
+    """Is at its next part, until it is told to begin none."""
+
+    def stop(self) -> None:
+        self.has_ended = True
+
+
+async def test_a_read_in_parts_is_told_that_its_pull_is_over() -> None:
+    agent, thread, quarantine = Agent(), Thread(), Quarantine(lambda _: None, lambda _: None)
+    memory: Any = None
+    group = ReadGroup(cast(Any, thread), memory, quarantine, "staged", lambda _: None)
+    copy = PartedLongCopy(agent, "pull")
+    group.start(copy, (5,), first_block=0, num_completed=1, to_digest=())
+    thread.run()
+    thread.run()
+    assert not copy.has_ended
+    assert group.abandon() == {5}
+    thread.run()
+    await asyncio.sleep(0)
+    assert not quarantine.block_ids

@@ -137,3 +137,27 @@ def test_who_stands_still_leaves_others_some() -> None:
     assert peer.num_lent == 4
     assert not other.read((20,), (20,)).post()
     assert other.num_lent == 1
+
+
+def test_what_is_given_up_ends_with_the_part_under_way_and_begins_no_other() -> None:
+    """As many parts as the others leave it room for would be read, and written, for nobody."""
+    peer, near, pool, _ = made(4)
+    reading, waiting = peer.read((1, 2, 3), (1, 2, 3)), peer.read((4,), (4,))
+    third = peer.read((5,), (5,))
+    assert not any(copy.post() for copy in (reading, third, waiting))
+    assert len(near.reads) == peer.num_lent == 2, "the last of them waits for its turn"
+    for copy in (reading, waiting):
+        copy.stop()
+    with pytest.raises(TransportError, match="given up"):
+        waiting.poll()
+    assert not reading.poll(), "its staging block may still be written"
+    near.reads[0].may_end = True
+    with pytest.raises(TransportError, match="given up"):
+        reading.poll()
+    assert len(near.reads) == 2
+    assert peer.num_lent == 1
+    assert pool.read((1,), 0, SIZE) == bytes(SIZE), "nor is it copied to the device"
+    near.reads[1].may_end = True
+    while not third.poll():
+        pass
+    assert peer.num_lent == 0

@@ -4,6 +4,8 @@
 class TransportError(Exception):
     """A read or a connection failed for good; the message says how."""
 
+    broke_agent = False  # the read had begun: our end of the transport ended for it to be over
+
 
 class SourceLostError(TransportError):
     """The process that was read from is gone."""

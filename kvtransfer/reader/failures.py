@@ -51,10 +51,16 @@ def read_failure(error: TransportError) -> PullError:
     The process that was read from is the source's agent: its end is not the source's.
     """
     if isinstance(error, SourceLostError):
-        return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, str(error), agent_lost=True)
+        return PullError(
+            decode_pb2.PULL_FAILURE_SOURCE_LOST,
+            str(error),
+            agent_lost=True,
+            broke_agent=error.broke_agent,
+        )
     return PullError(
         decode_pb2.PULL_FAILURE_TRANSPORT,
         str(error),
         agent_lost=isinstance(error, AgentLostError),
         took_agent=isinstance(error, AgentTakenError),
+        broke_agent=error.broke_agent,
     )

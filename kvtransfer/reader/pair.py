@@ -213,9 +213,12 @@ class SourcePair:
         try:
             proven = await prover.prove(response)
         except PullError as error:
+            now, reprove_s = time.monotonic(), self._kit.endpoint.config.reprove_s
+            cost = (name, error.message, response.memory, now, reprove_s)
             if error.took_agent:
-                now, reprove_s = time.monotonic(), self._kit.endpoint.config.reprove_s
-                self._rests.took_agent(name, error.message, response.memory, now, reprove_s)
+                self._rests.took_agent(*cost)
+            elif error.broke_agent:
+                error.took_agent = self._rests.broke_agent(*cost)
             raise
         if not proven.link.peer.usable:  # nobody will say so again
             proven.link.close()

@@ -45,7 +45,8 @@ class PullError(DiptychError):
     ``refusal`` is the source's reason where it was the source that ended the pull.
     ``agent_lost``: a transport agent's end broke it, ours or the source's; the ticket is
     as good as before. ``took_agent``: ours ended because of this source, and with it what others
-    read over it. ``unasked``: it ended before its source was asked for anything.
+    read over it; ``broke_agent``: it had to, for a read that had met an error to be over.
+    ``unasked``: it ended before its source was asked for anything.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PullError(DiptychError):
         refusal: str = "",
         agent_lost: bool = False,
         took_agent: bool = False,
+        broke_agent: bool = False,
         unasked: bool = False,
     ) -> None:
         super().__init__(message)
@@ -63,6 +65,7 @@ class PullError(DiptychError):
         self.refusal = refusal
         self.agent_lost = agent_lost
         self.took_agent = took_agent
+        self.broke_agent = broke_agent
         self.unasked = unasked
 
 

@@ -34,6 +34,7 @@ class TransportRests:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._rests: dict[str, _Rest] = {}
+        self._broke: dict[str, kv_source_pb2.MemoryDescriptor] = {}  # the source's, at the last try
 
     def took_agent(
         self,
@@ -52,9 +53,28 @@ class TransportRests:
         spread_ratio = self._random.uniform(0.5, 1.0)
         self._rests[name] = _Rest(now, length_s, spread_ratio, why, agent, other_agent_s)
 
+    def broke_agent(
+        self,
+        name: str,
+        why: str,
+        agent: kv_source_pb2.MemoryDescriptor,
+        now: float,
+        reprove_s: float,
+    ) -> bool:
+        """The same, by a read that met an error; whether it rests for that.
+
+        Not for the first one with the same agent of the source's: a stopped source leaves that.
+        """
+        rests = self._broke.get(name) == agent
+        self._broke[name] = agent
+        if rests:
+            self.took_agent(name, why, agent, now, reprove_s)
+        return rests
+
     def worked(self, name: str) -> None:
         """It did: whatever it took before is forgotten."""
         self._rests.pop(name, None)
+        self._broke.pop(name, None)
 
     def nothing_else_works(self, reprove_s: float) -> None:
         """The source cannot be read while they rest: none rests for longer than ``reprove_s``."""

@@ -43,7 +43,8 @@ class TransportSearch:
 
     def failed(self, name: str, error: PullError) -> Turn:
         """``name`` was tried. Raises ``error`` where that is no transport's fault."""
-        if error.agent_lost and self._num_agent_tries < _AGENT_TRIES:
+        is_agents = error.agent_lost and not error.took_agent
+        if is_agents and self._num_agent_tries < _AGENT_TRIES:
             self._num_agent_tries += 1
             return Turn.SAME
         lost = error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST

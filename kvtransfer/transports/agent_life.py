@@ -157,6 +157,7 @@ class AgentLife:
                 self._connecting = message.id
             case Kind.BROKEN:
                 error = self._broken[message.id] = unpack_error(message.payload)
+                error.broke_agent = True
                 self._owner.on_broken(self, error)
             case Kind.UNABLE:
                 self._owner.on_unable(self, unpack_error(message.payload))

@@ -245,5 +245,6 @@ class InsideCopy:
             return step()
         except BrokenReadError as broken:
             self._broken = broken.error
+            self._broken.broke_agent = True
             self._peer.broke(broken.error)
         return False

@@ -287,8 +287,8 @@ async def pull_until_replaced(
 
 
 @contextmanager
-def silenced(source: Source) -> Iterator[None]:
-    """Whoever is to read the source over nixl is sent to a port that never answers."""
+def sent_elsewhere(source: Source, elsewhere: int) -> Iterator[None]:
+    """Whoever is to read the source over nixl is sent to this port."""
     (agent,) = agents(source.endpoint.transports["nixl"])
     assert agent.pid is not None
     assert agent._descriptor is not None
@@ -297,21 +297,28 @@ def silenced(source: Source) -> Iterator[None]:
         for connection in psutil.Process(agent.pid).net_connections()
         if connection.status == psutil.CONN_LISTEN
     }
+    said = agent._descriptor
+    theirs, ours = (
+        b"\x82" + number.to_bytes(2, "big")  # of two bytes, which end an address of UCX
+        for number in (port, elsewhere)
+    )
+    assert said.agent_metadata.count(theirs) == 1
+    said.agent_metadata = said.agent_metadata.replace(theirs, ours)
+    said.digest = descriptor_digest(said)
+    yield
+
+
+@contextmanager
+def silenced(source: Source) -> Iterator[None]:
+    """It never answers."""
     with socket.socket() as silent, socket.socket() as only_one, socket.socket() as one_more:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         for each in (only_one, one_more):  # nobody accepts the first, so there is no room
             each.setblocking(False)
             each.connect_ex(silent.getsockname())
-        said = agent._descriptor
-        theirs, ours = (
-            b"\x82" + number.to_bytes(2, "big")  # of two bytes, which end an address of UCX
-            for number in (port, silent.getsockname()[1])
-        )
-        assert said.agent_metadata.count(theirs) == 1
-        said.agent_metadata = said.agent_metadata.replace(theirs, ours)
-        said.digest = descriptor_digest(said)
-        yield
+        with sent_elsewhere(source, silent.getsockname()[1]):
+            yield
 
 
 async def test_a_source_that_is_silent_over_nixl_takes_the_agent_from_the_others_only_once() -> (
@@ -341,6 +348,34 @@ async def test_a_source_that_is_silent_over_nixl_takes_the_agent_from_the_others
             assert (pair.transport, pair.message) == ("nixl", "")
         assert reader.content(LOCAL[4:8]) == content
         assert agent._identity.epoch == 2
+
+
+async def test_a_source_whose_connections_break_takes_the_agent_from_the_others_twice() -> None:
+    """Each read of it that breaks ends our agent; it was tried twenty times, and every 30 s."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    both = config("nixl", transports=("nixl", "inline"))
+    async with (
+        open_source(both, incarnation="near") as near,
+        open_source(both, incarnation="far") as far,
+        open_reader(both, timers=PATIENT) as reader,
+        await asyncio.start_server(hang_up, "127.0.0.1", 0) as server,
+    ):
+        await reader.connect(near)
+        (agent,) = agents(reader.endpoint.transports["nixl"])
+        with sent_elsewhere(far, server.sockets[0].getsockname()[1]):
+            reader.pairs.set_peers("router", [near.key, far.key])
+            async with within(30):
+                while "inline" not in {pair.transport for pair in reader.pairs.pairs()}:
+                    await asyncio.sleep(0.01)
+        by_source = {pair.source_incarnation: pair for pair in reader.pairs.pairs()}
+        assert by_source["far"].transport == "inline"
+        assert "nixl lost the source" in by_source["far"].message
+        assert agent._identity.epoch <= 3
+        assert reader.pairs.counters.num_transport_fallbacks == 1
+        await reader.wait_for(near.key, worker_pb2.PAIR_STATE_PROVEN)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

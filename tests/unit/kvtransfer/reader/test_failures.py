@@ -86,3 +86,11 @@ def test_a_source_that_took_our_agent_is_to_blame_and_one_that_only_lost_it_is_n
         assert failed.failure == decode_pb2.PULL_FAILURE_TRANSPORT
         assert failed.agent_lost is isinstance(error, AgentLostError)
         assert failed.took_agent is isinstance(error, AgentTakenError)
+
+
+@pytest.mark.parametrize("kind", [SourceLostError, TransportError])
+def test_whether_our_agent_had_to_end_for_a_read_is_told_on(kind: type[TransportError]) -> None:
+    error = kind("x")
+    assert not read_failure(error).broke_agent
+    error.broke_agent = True
+    assert read_failure(error).broke_agent

@@ -257,6 +257,29 @@ async def test_a_source_that_took_our_agent_is_not_tried_again_the_same_way_for_
     assert source.tried == ["nixl"]
 
 
+async def test_a_source_whose_reads_break_our_agent_is_tried_twice() -> None:
+    source = Source(offered={"nixl", "inline"}, good={"inline"})
+
+    def break_agent() -> None:
+        if source.tried[-1] == "nixl":
+            lost = decode_pb2.PULL_FAILURE_SOURCE_LOST
+            raise PullError(lost, "lost the source", agent_lost=True, broke_agent=True)
+
+    source.before_proof = break_agent
+    pair = Pair(source, reprove_s=60)
+    for _ in range(3):
+        await pair.prove()
+        assert source.tried[:3] == ["nixl", "nixl", "inline"]
+        assert source.tried.count("nixl") == 2
+        assert pair.message == "nixl: lost the source"
+        pair.lost("the connection broke")
+    source.before_proof = lambda: None
+    source.good.add("nixl")
+    source.agent = b"next"
+    await pair.prove()
+    assert pair.to_proto().transport == "nixl"
+
+
 class Clock:
     """Of pairs: their seconds pass when the test says so."""
 

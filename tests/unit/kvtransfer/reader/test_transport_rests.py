@@ -71,3 +71,21 @@ def test_another_agent_of_the_source_is_tried_at_once_but_not_again_and_again() 
     rests.took_agent("nixl", "again", OTHER, 1.0, REPROVE_S)
     assert rests.resting("nixl", THIRD, 1.0 + 7.4)
     assert not rests.resting("nixl", THIRD, 1.0 + 15.0)
+
+
+def test_a_read_that_breaks_our_agent_is_to_blame_the_second_time() -> None:
+    """Once is what a stopped source leaves; with another agent of the source's it begins anew."""
+    rests = TransportRests(Random(0))
+
+    def broke(agent: kv_source_pb2.MemoryDescriptor, now: float) -> bool:
+        return rests.broke_agent("nixl", "lost", agent, now, REPROVE_S)
+
+    assert not broke(AGENT, 0.0)
+    assert not rests.resting("nixl", AGENT, 0.0)
+    assert broke(AGENT, 1.0)
+    assert rests.resting("nixl", AGENT, 2.0) == "lost"
+    assert not rests.resting("nixl", OTHER, 2.0)
+    assert not broke(OTHER, 3.0)
+    rests.worked("nixl")
+    assert not broke(OTHER, 4.0)
+    assert not rests.resting("nixl", OTHER, 4.0)

@@ -40,6 +40,13 @@ def test_who_took_our_agent_has_no_second_try() -> None:
     assert search.message == "nixl: no answer"
 
 
+def test_who_took_our_agent_though_only_it_was_lost_has_none_either() -> None:
+    search = TransportSearch(RANKED)
+    took = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "lost", agent_lost=True, took_agent=True)
+    assert search.failed("nixl", took) is Turn.NEXT
+    assert search.message == "nixl: lost"
+
+
 def test_what_is_passed_over_is_not_tried_and_says_why() -> None:
     search = TransportSearch(RANKED)
     search.pass_over("nixl", "no answer")

@@ -185,8 +185,9 @@ def test_a_broken_read_ends_with_its_agent_as_soon_as_the_others_have(
     assert first.killed
     assert not broken.poll()
     first.end()
-    with pytest.raises(SourceLostError, match="gone"):
+    with pytest.raises(SourceLostError, match="gone") as caught:
         broken.poll()
+    assert caught.value.broke_agent
 
 
 def test_an_agent_whose_successor_takes_too_long_ends_all_the_same(rig: Rig) -> None:

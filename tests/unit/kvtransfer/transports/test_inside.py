@@ -78,8 +78,9 @@ def test_a_broken_read_ends_with_its_agent_after_the_others(inside: Inside) -> N
     assert healthy.poll()
     raw_of(peer).reads.clear()
     inside.thread.turn()
-    with pytest.raises(SourceLostError, match="gone"):
+    with pytest.raises(SourceLostError, match="gone") as caught:
         broken.poll()
+    assert caught.value.broke_agent
     assert not inside.transport.retiring
     assert again.usable
     assert not inside.thread.pollers

@@ -4,6 +4,8 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.pull_machine import PullError, PullMachine, PullState
 
+_OVERDUE_RATIO = 1.5  # of the time between heartbeats: a source that is there is never as silent
+
 
 class PullClock:
     """Collects instants (seconds of one monotonic clock, passed in); pure. Event loop only."""
@@ -75,10 +77,12 @@ class PullClock:
             digest_s=self._digest_s,
         )
 
-    def _unconfirmed(self, silence_s: float) -> PullError:
+    def _unconfirmed(self, silence_s: float) -> PullError | None:
         message = f"not confirmed within {self._timers.confirm_s} s"
         if silence_s > self._timers.confirm_s:  # no heartbeat either
             return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}")
+        if silence_s > _OVERDUE_RATIO * self._timers.heartbeat_s:  # soon it is known which of both
+            return None
         return PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
 
     def _read_s(self) -> float:

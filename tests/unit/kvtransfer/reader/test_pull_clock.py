@@ -104,6 +104,21 @@ def test_without_a_confirmation_it_is_unproven_unless_the_source_is_silent(
     assert case.failure(6.1, silence_s) == (failure, message)
 
 
+def test_a_source_that_stopped_after_a_last_heartbeat_is_not_said_to_have_sent_what_is_wrong() -> (
+    None
+):
+    """Which of both it is shows a little later: it says something, or has been silent for long."""
+    case = Case()
+    case.announce()
+    case.machine.landed(0, 2, ())
+    case.clock.landed(4.0, 3.0, 4.0)
+    assert case.failure(6.1, silence_s=1.6) is None
+    assert case.failure(6.2, silence_s=0.0) is not None
+    lost = case.failure(6.6, silence_s=2.1)
+    assert lost is not None
+    assert lost[0] == decode_pb2.PULL_FAILURE_SOURCE_LOST
+
+
 def test_reads_that_overlap_are_counted_once() -> None:
     clock = PullClock(TIMERS, 1.0)
     clock.announced(2.0, idle=True)

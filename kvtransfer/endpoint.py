@@ -117,6 +117,11 @@ class TransferEndpoint:
                 loop = asyncio.get_running_loop()
                 self._resting = loop.call_later(_SERVE_ON_S, self._serve, False)
 
+    def expect_reads(self) -> None:
+        """Whoever is served reads now, maybe over a new connection: to be looked for often."""
+        if self._num_served:
+            self._serve(True)
+
     async def until_ready(self, transport: Transport, timeout_s: float) -> bool:
         """Wait while ``transport`` is being (re)built; whether it is ready then."""
         with suppress(TimeoutError):

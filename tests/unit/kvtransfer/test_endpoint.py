@@ -156,10 +156,15 @@ async def test_a_source_serves_on_for_a_while_after_its_last_fetch(
     )
     with end.serving(), end.serving():
         await until(lambda: told == [True, True], what="each fetch has it look often")
+        end.expect_reads()
+        await until(lambda: told == [True] * 3, what="and each probe of a connection")
     with end.serving():
         await asyncio.sleep(0.3)
         assert False not in told, "the second one came within that time"
     await until(lambda: told[-1] is False)
+    end.expect_reads()
+    await end.thread.call(lambda: None)
+    assert told[-1] is False, "nobody is served"
     with end.serving():
         pass
     await end.close()

@@ -138,16 +138,24 @@ async def test_each_probe_reads_bytes_that_were_never_there_before() -> None:
     memory, seen = HostMemory(bytearray(4 * 64), 64), set[bytes]()
     layout = SimpleNamespace(block_size=16)
     scratch = PoolScratch([1, 3])
+    looked: list[int] = []  # ranges that its reader knew of when it was looked for
 
     async def announced() -> None:
         probe = FetchCommand(open=OPEN)
         probe.open.num_probe_blocks = 2
         reader = Reader(probe)
-        fetch = session(reader, memory=memory, layout=layout, thread=Thread())
+        fetch = session(
+            reader,
+            memory=memory,
+            layout=layout,
+            thread=Thread(),
+            expect_reads=lambda: looked.append(sum(e.HasField("range") for e in reader.heard)),
+        )
         fetch._deps = replace(fetch._deps, probe_blocks=ProbeBlocks(scratch))
         with pytest.raises(TransferInterruptedError):  # it says nothing more
             await fetch.run()
         (told,) = [event.range for event in reader.heard if event.HasField("range")]
+        assert looked.pop() == 0, "its reader reads as soon as it hears of them"
         blocks = [bytes(memory.block(block_id)) for block_id in told.block_ids]
         assert list(told.digests) == [block_digest(block) for block in blocks]
         assert seen.isdisjoint(blocks)

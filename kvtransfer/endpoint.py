@@ -118,7 +118,7 @@ class TransferEndpoint:
                 self._resting = loop.call_later(_SERVE_ON_S, self._serve, False)
 
     def expect_reads(self) -> None:
-        """Whoever is served reads now, maybe over a new connection: to be looked for often."""
+        """Whoever is served reads now, maybe over a new connection: to be looked at often."""
         if self._num_served:
             self._serve(True)
 

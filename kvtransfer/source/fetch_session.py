@@ -186,7 +186,6 @@ class FetchSession:
         try:
             digests = await self._endpoint.thread.call(fill)
             self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
-            self._endpoint.expect_reads()
             await self._send(self._probe, [NeededRun(range(num_blocks), memory.block_bytes)])
             await asyncio.Event().wait()  # the reader ends it
         finally:
@@ -246,6 +245,8 @@ class FetchSession:
             digests = await self._endpoint.thread.call(
                 lambda: memory.digests(block_ids, coverages(num_bytes))
             )
+        if not inline:
+            self._endpoint.expect_reads()
         await self._write(
             FetchEvent(
                 range=kv_source_pb2.Range(

@@ -213,12 +213,15 @@ class SourcePair:
         try:
             proven = await prover.prove(response)
         except PullError as error:
-            now, reprove_s = time.monotonic(), self._kit.endpoint.config.reprove_s
-            cost = (name, error.message, response.memory, now, reprove_s)
-            if error.took_agent:
-                self._rests.took_agent(*cost)
-            elif error.broke_agent:
-                error.took_agent = self._rests.broke_agent(*cost)
+            if error.took_agent or error.broke_agent:
+                error.took_agent = self._rests.took_agent(
+                    name,
+                    error.message,
+                    response.memory,
+                    time.monotonic(),
+                    self._kit.endpoint.config.reprove_s,
+                    by_read=not error.took_agent,
+                )
             raise
         if not proven.link.peer.usable:  # nobody will say so again
             proven.link.close()

@@ -34,7 +34,7 @@ class TransportRests:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._rests: dict[str, _Rest] = {}
-        self._broke: dict[str, kv_source_pb2.MemoryDescriptor] = {}  # the source's, at the last try
+        self._broke: dict[str, kv_source_pb2.MemoryDescriptor] = {}  # the source's, by a read
 
     def took_agent(
         self,
@@ -43,8 +43,19 @@ class TransportRests:
         agent: kv_source_pb2.MemoryDescriptor,
         now: float,
         reprove_s: float,
-    ) -> None:
-        """It was tried once more; better transports are tried each ``reprove_s``."""
+        *,
+        by_read: bool = False,
+    ) -> bool:
+        """It was tried once more; better transports are tried each ``reprove_s``.
+
+        Whether it rests for that. Not for the first one ``by_read``, which met an error, with one
+        agent of the source's: a stopped source leaves that.
+        """
+        if by_read:
+            is_first = self._broke.get(name) != agent
+            self._broke[name] = agent
+            if is_first:
+                return False
         before = self._rests.get(name)
         length_s, other_agent_s = _FIRST_RATIO * reprove_s, 0.0
         if before is not None:
@@ -52,24 +63,7 @@ class TransportRests:
             length_s = min(2 * before.length_s, _MOST_RATIO * reprove_s)
         spread_ratio = self._random.uniform(0.5, 1.0)
         self._rests[name] = _Rest(now, length_s, spread_ratio, why, agent, other_agent_s)
-
-    def broke_agent(
-        self,
-        name: str,
-        why: str,
-        agent: kv_source_pb2.MemoryDescriptor,
-        now: float,
-        reprove_s: float,
-    ) -> bool:
-        """The same, by a read that met an error; whether it rests for that.
-
-        Not for the first one with the same agent of the source's: a stopped source leaves that.
-        """
-        rests = self._broke.get(name) == agent
-        self._broke[name] = agent
-        if rests:
-            self.took_agent(name, why, agent, now, reprove_s)
-        return rests
+        return True
 
     def worked(self, name: str) -> None:
         """It did: whatever it took before is forgotten."""

@@ -146,16 +146,14 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         self, transport: Transport, until_s: float
     ) -> kv_source_pb2.MemoryDescriptor | None:
         """Of its agent; of the next one where that ends at this moment."""
-        try:
-            return await self._endpoint.thread.call(transport.descriptor)
-        except TransportError as error:  # being rebuilt
-            interrupted = TransferInterruptedError(str(error))
-        if not await self._until_ready(transport, until_s):
-            raise interrupted
-        try:
-            return await self._endpoint.thread.call(transport.descriptor)
-        except TransportError as error:
-            raise TransferInterruptedError(str(error)) from error
+        for is_last in (False, True):
+            try:
+                return await self._endpoint.thread.call(transport.descriptor)
+            except TransportError as error:  # being rebuilt
+                interrupted = TransferInterruptedError(str(error))
+            if is_last or not await self._until_ready(transport, until_s):
+                break
+        raise interrupted
 
     async def _until_ready(self, transport: Transport, until_s: float) -> bool:
         """Wait a moment while it is rebuilt; not beyond ``until_s`` by the loop's clock."""

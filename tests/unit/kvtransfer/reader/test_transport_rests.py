@@ -78,7 +78,7 @@ def test_a_read_that_breaks_our_agent_is_to_blame_the_second_time() -> None:
     rests = TransportRests(Random(0))
 
     def broke(agent: kv_source_pb2.MemoryDescriptor, now: float) -> bool:
-        return rests.broke_agent("nixl", "lost", agent, now, REPROVE_S)
+        return rests.took_agent("nixl", "lost", agent, now, REPROVE_S, by_read=True)
 
     assert not broke(AGENT, 0.0)
     assert not rests.resting("nixl", AGENT, 0.0)

@@ -101,6 +101,7 @@ class AgentProcess:
         self._answer_s = answer_s
         self._interval_s = min(_PING_INTERVAL_S, answer_s / 2)
         self._why = ""
+        self._has_ended = False
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -145,9 +146,8 @@ class AgentProcess:
 
     def close(self) -> None:
         """End it and wait until it is gone; ``on_end`` follows before this returns."""
-        if self._process.returncode is None:
+        if not self._has_ended:
             self.kill("closed")
-            self._process.wait()
             self._ended()
 
     def _exchange(self) -> None:
@@ -190,6 +190,7 @@ class AgentProcess:
 
     def _ended(self) -> None:
         code = self._process.wait()
+        self._has_ended = True
         self._thread.unwatch(self._ended_fd)
         os.close(self._ended_fd)
         self._receive()  # what it had still said

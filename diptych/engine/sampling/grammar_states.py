@@ -34,7 +34,7 @@ from diptych.text.grammars import (
     is_worn,
 )
 
-MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
+MAX_STATES: Final = 512  # or as many as a step has; those of ended sequences go the first
 # For the compiler, by all rows of a step together: others' grammars may stand before a row's own.
 # Far less than the watch over the model thread allows. No sequence has a step before its grammar
 # is compiled, and keeps it: only where a lexer is worn does a step wait for another.
@@ -120,6 +120,7 @@ class GrammarStates:
         if self._has_begun:
             self._has_begun = False
             self._forget_idle({spec.key for spec in specs})
+            self._forget_oldest(len(specs))
         return constrained
 
     def _allowed(
@@ -192,8 +193,6 @@ class GrammarStates:
             row.pace.spend(self._clock() - began_s, REPLAY_S * len(some))
         state.num_consumed = num_output
         self._states[row.key] = state
-        if len(self._states) > MAX_STATES:
-            self._states.popitem(last=False)
         return state
 
     def _forget_idle(self, stepped: Collection[SequenceKey | None]) -> None:
@@ -201,6 +200,11 @@ class GrammarStates:
         for key, state in list(self._states.items()):
             if key not in stepped and not self._is_remembered(state):
                 del self._states[key]
+
+    def _forget_oldest(self, num_rows: int) -> None:
+        """But none of this step's rows: each would be made again with every step."""
+        while len(self._states) > max(MAX_STATES, num_rows):
+            self._states.popitem(last=False)
 
     def _is_remembered(self, state: _State) -> bool:
         return not isinstance(self._grammars, NoGrammars) and self._grammars.is_remembered(

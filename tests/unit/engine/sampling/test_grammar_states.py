@@ -154,6 +154,24 @@ def test_states_are_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
     assert allowed(states, spec('start: "aa"', output, 0)) == set(output), "forgotten, and made"
 
 
+def test_no_row_of_a_step_is_forgotten_however_many_there_are(
+    grammars: Grammars, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each finds that the one before it took its place."""
+    states, output = GrammarStates(grammars), tokenizer.encode("a")
+    rows = [spec('start: "a"*', output, number) for number in range(MAX_STATES + 5)]
+    states.constrain(rows)
+    compile_one, made = grammars.compile, list[str]()
+
+    def compile_counted(text: str) -> Future[Compiled]:
+        made.append(text)
+        return compile_one(text)
+
+    monkeypatch.setattr(grammars, "compile", compile_counted)
+    assert not states.constrain(rows).refused
+    assert not made, "from its first token on, in each step"
+
+
 class CostlyGrammars:
     """A clock that is read before and behind what a matcher does; the latter costs."""
 

@@ -136,10 +136,13 @@ class BlockTables:
     def missing_blocks(self, seq: Sequence) -> range:
         """Whole blocks that are still to be computed and that others could share.
 
-        Empty where one is begun; without that of the last token, and those to be reported on.
+        Empty where one is begun, or the table stays; without that of the last token, and those to
+        be reported on.
         """
         first, past = divmod(seq.num_computed_tokens, self._pool.block_size)
-        return range(first, first if past else seq.num_shareable_tokens // self._pool.block_size)
+        if past or seq.has_fixed_table:
+            return range(first, first)
+        return range(first, seq.num_shareable_tokens // self._pool.block_size)
 
     def will_enter(self, seq: Sequence, end_token: int, like: Sequence, index: int) -> bool:
         """Whether computing ``seq`` to ``end_token`` enters block ``index``, ``like``'s as well."""

@@ -2,8 +2,8 @@
 
 Blocks go back whole, of the last come first, and only as many sequences leave as are needed. If
 one of them is at work, they leave together when its step has ended. Where a place in the batch is
-all that is wanted, it sits out and keeps its blocks. Nobody leaves whose blocks others may read,
-and nobody where too few blocks would come of it.
+all that is wanted, it sits out and keeps its blocks. No blocks go back that others may read, and
+none where too few would come of it.
 """
 
 import itertools
@@ -49,10 +49,10 @@ class MakingWay:
         waiting = self._first_served()
         if not waiting:
             return False
-        giving_way = self._queues.giving_way()
-        if self._num_over(waiting) > 0 and any(map(_is_running, giving_way)):
+        if self._num_over(waiting) > 0 and self._queues.giving_places():
             return True
-        return bool(giving_way) and not all(seq.block_table for seq in waiting)
+        lacks_blocks = not all(seq.block_table for seq in waiting)
+        return lacks_blocks and bool(self._queues.giving_way())
 
     def make_room(self, num_blocks: int) -> bool:
         """Have some leave until so many blocks are available; False: too few would be.
@@ -99,9 +99,8 @@ class MakingWay:
                 if not self.make_room(num_blocks):
                     break
         if waiting:
-            in_places = filter(_is_running, self._queues.giving_way())
             num_over = max(0, self._num_over(waiting))
-            self._set_aside = list(itertools.islice(in_places, num_over))
+            self._set_aside = self._queues.giving_places()[:num_over]
             for seq in self._set_aside:
                 self._queues.wait_again(seq)
 

@@ -100,6 +100,10 @@ class Queues:
         """Those that leave for others, the last come first; nobody else reads their blocks."""
         return sorted(filter(_may_leave, self._yielding()), key=_by_arrival, reverse=True)
 
+    def giving_places(self) -> list[Sequence]:
+        """Those in the batch that sit out for others, the last come first."""
+        return [seq for seq in reversed(self.running) if seq.gives_way]
+
     def count_giving_way(self) -> GivingWay:
         """How many those are, and how many have left. O(runnable)."""
         tables = [seq.block_table for seq in self._yielding()]

@@ -108,6 +108,11 @@ class Sequence:
         return self.preparation is None or self.preparation.done()
 
     @property
+    def has_fixed_table(self) -> bool:
+        """Whether readers may know of its blocks: a plan had them."""
+        return self.prefill_only and self.packed_table is not None
+
+    @property
     def gives_way(self) -> bool:
         """Whether others go first now."""
         return self.yields and not self.has_aged

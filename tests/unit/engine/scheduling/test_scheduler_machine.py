@@ -414,8 +414,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 continue
             now = [(block, self.pool.generation(block)) for block in seq.block_table]
             assert now[: len(client.fixed)] == client.fixed
-            is_waiting = seq.state is SequenceState.WAITING
-            num_fixed = seq.num_computed_tokens // self.pool.block_size if is_waiting else len(now)
+            is_first = seq.state is SequenceState.WAITING and len(client.fixed) < len(now)
+            num_fixed = seq.num_computed_tokens // self.pool.block_size if is_first else len(now)
             client.fixed = now[:num_fixed]
             self.check_lease(seq)
 

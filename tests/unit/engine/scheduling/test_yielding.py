@@ -76,6 +76,31 @@ def test_prompts_that_wait_come_by_class_and_then_by_arrival() -> None:
     assert sequences_of(step(scheduler)[1]) == batch
 
 
+def test_a_prompt_that_is_begun_leaves_its_place_to_one_that_comes_later() -> None:
+    scheduler = make_scheduler(64, max_num_seqs=1, max_batched_tokens=16)
+    of_batch = add(scheduler, 40, 1, yields=True)
+    assert lengths(scheduler) == {of_batch: 16}
+    other = add(scheduler, 20, 2, yields=False)
+    assert lengths(scheduler) == {other: 16}
+    assert lengths(scheduler) == {other: 4}
+    assert lengths(scheduler) == {of_batch: 16}
+    assert (scheduler.num_set_aside, scheduler.num_preemptions) == (1, 0)
+
+
+def test_a_prompt_that_left_its_place_keeps_the_blocks_that_readers_know_of() -> None:
+    """Though others compute the same meanwhile."""
+    scheduler = make_scheduler(64, max_num_seqs=1, max_batched_tokens=16)
+    of_batch = add(scheduler, 40, 1, yields=True)
+    step(scheduler)
+    table = list(of_batch.block_table)
+    twin = add(scheduler, 40, 1, yields=False)
+    assert lengths(scheduler) == {twin: 16}
+    assert lengths(scheduler) == {twin: 8}
+    assert lengths(scheduler) == {of_batch: 16}
+    assert of_batch.block_table == table
+    assert lengths(scheduler) == {of_batch: 8}
+
+
 def test_single_tokens_go_on_beside_prompts_of_others() -> None:
     scheduler = make_scheduler(64, max_num_seqs=8, max_batched_tokens=16)
     seq = make_sequence([1] * 4)

@@ -79,6 +79,19 @@ class Admission:
             return False
         return True
 
+    def decoding_next(self) -> list[Sequence]:
+        """Those that wait for no more than a single token get into the batch now.
+
+        None that gives way; and where places are short all wait for their turn.
+        """
+        waiting = self._queues.first_served()
+        if len(self._queues.running) + len(waiting) > self._max_num_seqs:
+            return []
+        decoding = [seq for seq in waiting if seq.block_table and seq.decodes_next]
+        for seq in decoding:
+            self._queues.run(seq)
+        return decoding
+
     def in_turn(
         self,
         prefilling: Iterable[Sequence],

@@ -46,7 +46,7 @@ class MakingWay:
     @property
     def is_wanted(self) -> bool:
         """Whether those that wait would have others leave that run."""
-        waiting = self._first_served()
+        waiting = self._queues.first_served()
         if not waiting:
             return False
         if self._num_over(waiting) > 0 and self._queues.giving_places():
@@ -92,7 +92,7 @@ class MakingWay:
     def make_way(self) -> None:
         """Let some leave for those that wait. No step is in flight; one is being decided."""
         self._set_aside = []
-        waiting, num_blocks = self._first_served(), 0
+        waiting, num_blocks = self._queues.first_served(), 0
         for seq in waiting:
             if not seq.block_table:
                 num_blocks += self._tables.num_wanted_blocks(seq)
@@ -108,10 +108,6 @@ class MakingWay:
         """The step was decided: some may have got a place again."""
         self.num_set_aside += sum(not _is_running(seq) for seq in self._set_aside)
         self._set_aside = []
-
-    def _first_served(self) -> list[Sequence]:
-        waiting = self._queues.waiting
-        return [seq for seq in waiting if seq.is_prepared and not seq.gives_way]
 
     def _num_over(self, waiting: list[Sequence]) -> int:
         """How many places they lack."""

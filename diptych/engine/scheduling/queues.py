@@ -89,6 +89,10 @@ class Queues:
         """Those that are to run once their KV or their start has come. O(held)."""
         return sum(seq.state is SequenceState.RESERVED for seq in self.held)
 
+    def first_served(self) -> list[Sequence]:
+        """Those that wait for a place, but for those that give way, and could run now."""
+        return [seq for seq in self.waiting if seq.is_prepared and not seq.gives_way]
+
     def first_to_leave(self) -> Sequence:
         """Whose blocks go first, of those that nobody else reads; there must be one.
 

@@ -334,6 +334,7 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for seq in running:
             (decoding if seq.decodes_next else prefilling).append(seq)
+        decoding += self._admission.decoding_next()
         if beside_others is None or all(seq.gives_way for seq in decoding):
             going = decoding
         else:

@@ -46,6 +46,14 @@ def start_local(scheduler: Scheduler, seq: Sequence) -> Sequence:
     return seq
 
 
+def start_handed_over(scheduler: Scheduler, seq: Sequence) -> Sequence:
+    """Admit one whose prompt was computed elsewhere, and whose first token was drawn there."""
+    scheduler.reserve(seq)
+    scheduler.mark_proven(seq)
+    scheduler.start(seq, [8], compute_missing=False)
+    return seq
+
+
 def step(
     scheduler: Scheduler, max_yielding_tokens: int | None = None, now_s: float = 0.0
 ) -> tuple[StepPlan, list[SequenceUpdate]]:

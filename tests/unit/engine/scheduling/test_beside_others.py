@@ -12,7 +12,12 @@ from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import num_told, work_of
 from diptych.engine.scheduling.telling_time import TellingTime
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
-from tests.unit.engine.scheduling.steps import make_scheduler, make_sequence, start_local
+from tests.unit.engine.scheduling.steps import (
+    make_scheduler,
+    make_sequence,
+    start_handed_over,
+    start_local,
+)
 
 ROW_S = 0.008
 TOLD_S = 0.007  # of a token of a prompt that is told of, beside what it takes anyway
@@ -120,6 +125,19 @@ def test_rows_of_a_batch_take_a_quarter_of_what_others_take() -> None:
     unbound = Run(is_bounded=False)
     other, _ = beside_sixteen(unbound)
     assert unbound.pace_s(other) > 7 * ALONE_S
+
+
+def test_rows_sit_out_the_first_step_of_one_that_was_handed_over() -> None:
+    run = Run()
+    for _ in range(16):
+        run.started(yields=True)
+    other = make_sequence([99] * 7)
+    run.token_times[other] = []
+    start_handed_over(run.scheduler, other)
+    run.most_rows = 0
+    run.step()
+    assert other.num_output_tokens == 2
+    assert run.most_rows == 1
 
 
 def test_a_short_answer_does_not_wait_for_all_rows_at_once() -> None:

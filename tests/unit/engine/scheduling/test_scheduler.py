@@ -19,6 +19,7 @@ from tests.unit.engine.scheduling.steps import (
     make_scheduler,
     make_sequence,
     sequences_of,
+    start_handed_over,
     start_local,
     step,
 )
@@ -47,10 +48,7 @@ def test_a_bound_on_prompts_lets_those_that_decode_and_those_that_begin_to_pass(
     start_local(scheduler, make_sequence([1, 2, 3]))
     step(scheduler)
     long = start_local(scheduler, make_sequence([5] * 20))
-    proven = make_sequence([6] * 7)
-    scheduler.reserve(proven)
-    scheduler.mark_proven(proven)
-    scheduler.start(proven, [8], compute_missing=False)
+    start_handed_over(scheduler, make_sequence([6] * 7))
     for most, num_computed in ((0, 0), (8, 8), (5, 12), (None, 20)):
         plan = scheduler.schedule(most)
         assert plan is not None
@@ -301,6 +299,26 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     assert num_steps == 4
     assert other_long.num_computed_tokens == 0  # first come, first served among the long
     assert step(scheduler)[0].num_tokens == 32
+
+
+def test_who_was_handed_over_does_not_wait_behind_prompts_that_fill_steps() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=3)
+    prompts = [make_sequence([number] * 16, prefill_only=True) for number in (1, 2)]
+    for prompt in prompts:
+        scheduler.add_prefill(prompt)
+    handed_over = start_handed_over(scheduler, make_sequence([6] * 7))
+    assert sequences_of(step(scheduler)[1]) == [handed_over, prompts[0]]
+    assert handed_over.num_output_tokens == 2
+
+
+def test_where_places_are_short_who_was_handed_over_waits_for_its_turn() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=2)
+    prompts = [make_sequence([number] * 16, prefill_only=True) for number in (1, 2)]
+    for prompt in prompts:
+        scheduler.add_prefill(prompt)
+    handed_over = start_handed_over(scheduler, make_sequence([6] * 7))
+    assert sequences_of(step(scheduler)[1]) == [prompts[0]]
+    assert sequences_of(step(scheduler)[1]) == [handed_over, prompts[1]]
 
 
 def test_a_table_is_packed_once_and_grows_by_its_new_ids() -> None:

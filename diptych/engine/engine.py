@@ -396,7 +396,8 @@ class StepEngine:
         cost = model.cost_of(work)
         expected_s = cost.expected_s(work)
         if cost.is_known and tells_much(plan):  # by which others would be foretold
-            self._telling_time.add(num_told(plan), took_s - expected_s)
+            token_s = expected_s / plan.num_tokens
+            self._telling_time.add(num_told(plan), took_s - expected_s, token_s)
         else:
             self._learner.learn(work, took_s)
         if work.num_prefill_tokens:

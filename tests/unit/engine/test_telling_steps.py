@@ -154,9 +154,11 @@ class TimedTeller:
     def __init__(self, num_like_told: int) -> None:
         self._num_like_told = num_like_told
         self.now_s = 0.0
+        self.held_up_s = 0.0  # in each step
 
     def execute(self, plan: StepPlan) -> StepOutput:
         duration_s = 0.01 * (plan.num_tokens + self._num_like_told * num_told(plan))
+        duration_s += self.held_up_s
         self.now_s += duration_s
         tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
         told: dict[int, Told] = {
@@ -198,3 +200,28 @@ async def test_prompts_that_are_told_of_break_no_promise_to_who_decodes_beside(
         assert prompt.state is SequenceState.LEASED
     late_s = [at_s - (times[0] + TPOT_S * number) for number, at_s in enumerate(times)]
     assert max(late_s) <= 1e-9
+
+
+@pytest.mark.parametrize("num_before", [0, 5])
+async def test_a_telling_step_that_was_held_up_does_not_hold_prompts_up_ever_after(
+    num_before: int,
+) -> None:
+    """As by a machine that slept: that was not what telling takes."""
+    runner = TimedTeller(10)
+    trials = [*TRIALS, *DECODE_TRIALS]
+    rig = EngineRig(
+        lambda scheduler: StepEngine(
+            scheduler, runner, measured=trials, tpot_s=TPOT_S, clock=lambda: runner.now_s
+        )
+    )
+    async with rig.running():
+        for number in range(num_before):
+            await until_told(rig, add_prefill(rig, number, ALL_ROWS))
+        runner.held_up_s = 600.0
+        await until_told(rig, add_prefill(rig, num_before, ALL_ROWS))
+        runner.held_up_s = 0.0
+        decoding = rig.start(4, max_tokens=50, token_id=30)
+        prompt = add_prefill(rig, 31, LogprobsReport(1, 24, 0), num_tokens=24)
+        await until_told(rig, prompt)
+        assert decoding.num_output_tokens < 25
+        await rig.until_finished(decoding)

@@ -41,7 +41,7 @@ class Run:
     ) -> None:
         self.scheduler = make_scheduler(4096, max_model_len=2000, max_num_seqs=max_num_seqs)
         self.telling = TellingTime()
-        self.telling.add(1, TOLD_S)
+        self.telling.add(1, TOLD_S, MODEL.prefill.prefill_token_s)
         self.beside = BesideOthers(tpot_s, self.telling)
         self.model = model
         self.is_bounded = is_bounded

@@ -20,6 +20,7 @@ class Terms:
     def __init__(self, request: ResolvedRequest, services: Services) -> None:
         self._request = request
         self._services = services
+        self._num_resumed = len(request.emitted_token_ids)  # computed as if of its prompt
         self._came_s = time.monotonic()
         self._rates = EngineRates()  # as it will be charged
         self._charged: EngineRates | None = None  # as it was
@@ -34,7 +35,7 @@ class Terms:
         """
         claim, shape = self._request.claim, self._request.shape
         self._rates = self._services.rates.of(self._services.cluster.snapshot())
-        num_prompt = max(1, len(shape.prompt_ids) - num_cached)
+        num_prompt = max(1, len(shape.prompt_ids) + self._num_resumed - num_cached)
         due_s = claim.first_token_due_s
         latest_start_s = None
         if due_s is not None and self._services.config.puts_hopeless_last:
@@ -42,7 +43,7 @@ class Terms:
         return Turn(
             claim.request_class,
             claim.tenant,
-            self._rates.cost_s(num_prompt, self.num_expected()),
+            self._rates.cost_s(num_prompt, self.num_expected(self._num_resumed)),
             due_s,
             latest_start_s,
             self._rates.cost_s(num_prompt, 0),
@@ -59,9 +60,8 @@ class Terms:
 
     def used_s(self, usage: Usage) -> float:
         """What it took of the engines, by the tokens that it turned out to have."""
-        num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
         rates = self._charged or self._rates
-        return rates.cost_s(num_computed, max(0, usage.num_new_tokens))
+        return rates.cost_s(self._num_computed(usage), max(0, usage.num_new_tokens))
 
     def finished(self, usage: Usage, reason: FinishReason) -> None:
         """Its answer is whole: others' may be as long."""
@@ -93,7 +93,7 @@ class Terms:
         seen = EndedRequest(
             self._came_s,
             time.monotonic(),
-            max(1, usage.num_prompt_tokens - usage.num_cached_tokens),
+            max(1, self._num_computed(usage)),
             self._objectives_then(),
             None if first_s is None else first_s - self._came_s,
             (last_s - first_s) / num_gaps if first_s is not None and has_pace else None,
@@ -120,6 +120,11 @@ class Terms:
         whole_s = due_s - self._came_s if claim.ttft_s is None else claim.ttft_s
         left_s = due_s - time.monotonic()
         return Objectives(left_s, claim.tpot_s, whole_s, claim.has_deadline_first)
+
+    def _num_computed(self, usage: Usage) -> int:
+        """Tokens before its first new one that no cache had."""
+        num_before = usage.num_prompt_tokens + self._num_resumed
+        return max(0, num_before - usage.num_cached_tokens)
 
     def _objectives_then(self) -> Objectives:
         claim = self._request.claim

@@ -35,6 +35,12 @@ def terms(world: World, claim: Claim, max_tokens: int = 50) -> Terms:
     return Terms(resolved(claim=claim, max_tokens=max_tokens), world.services)
 
 
+def resumed(world: World, num_emitted: int, max_tokens: int = 2000) -> Terms:
+    """Of one that goes on behind tokens that its client sent along."""
+    request = resolved(claim=Claim(tenant="alice"), max_tokens=max_tokens)
+    return Terms(replace(request, emitted_token_ids=(7,) * num_emitted), world.services)
+
+
 def usage(num_output: int, num_cached: int = 0, num_resumed: int = 0) -> Usage:
     return Usage(
         num_prompt_tokens=len(PROMPT),
@@ -110,11 +116,25 @@ async def test_an_answer_that_was_cut_off_says_only_that_it_would_have_been_long
     assert free.to_come(50).halves == (10,)
 
 
-async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World) -> None:
+async def test_what_was_cached_is_not_paid_for_nor_what_was_resumed_as_an_answer(
+    world: World,
+) -> None:
     nobody, guess = terms(world, NO_CLAIM), EngineRates()
     nobody.turn()
     taken_s = nobody.used_s(usage(12, num_cached=16, num_resumed=2))
     assert taken_s == pytest.approx(guess.cost_s(len(PROMPT) - 16, 10))
+
+
+async def test_tokens_that_a_client_sends_along_are_computed_and_paid_for_as_a_prompt(
+    world: World,
+) -> None:
+    """Else whoever sends long prompts so has the engines for nothing."""
+    one, guess = resumed(world, 1000, 1010), EngineRates()
+    turn = one.turn()
+    assert turn.start_s == pytest.approx(guess.cost_s(len(PROMPT) + 1000, 0))
+    assert turn.cost_s == pytest.approx(guess.cost_s(len(PROMPT) + 1000, 10))
+    took_s = one.used_s(usage(1004, num_cached=16, num_resumed=1000))
+    assert took_s == pytest.approx(guess.cost_s(len(PROMPT) - 16 + 1000, 4))
 
 
 @pytest.mark.parametrize(

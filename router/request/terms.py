@@ -74,7 +74,7 @@ class Terms:
         """It ended; what it took of the engines, s: nothing where no worker that was to compute
         its prompt took it. An answer that is not whole would have been longer. Idempotent.
         """
-        if usage.num_output_tokens > 0 and not self._has_taught:
+        if usage.num_new_tokens > 0 and not self._has_taught:
             self._teach(usage, is_cut=True)
         return self.used_s(usage) if was_taken else 0.0
 

@@ -82,6 +82,20 @@ async def test_an_answer_that_its_client_left_would_have_been_longer(world: Worl
     assert 200 <= expected <= 260
 
 
+async def test_a_call_that_brought_no_token_says_nothing_of_answers_lengths(world: World) -> None:
+    """What went before it was told by the call that broke off, however often a client tries."""
+    for _ in range(20):
+        plain = terms(world, Claim(tenant="alice"), 2000)
+        plain.finished(usage(50), FinishReason.STOP)
+        for _ in range(5):
+            again = resumed(world, 400)
+            again.left(usage(400, num_resumed=400), was_taken=False)
+    assert terms(world, Claim(tenant="alice"), 2000).num_expected() == 50
+    more = resumed(world, 400)
+    more.left(usage(401, num_resumed=400), was_taken=True)
+    assert terms(world, Claim(tenant="alice"), 2000).num_expected() > 50
+
+
 async def test_what_is_placed_again_is_paid_for_as_it_was_charged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

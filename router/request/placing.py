@@ -198,13 +198,14 @@ class Placing:
             return None
         refusal = self._retry.refusal
         is_busy = refusal is None or worker_errors.is_refusal(refusal)
-        if self._is_kept and is_busy and self._deps.has_workers():
+        has_workers = self._deps.has_workers()
+        may_come = has_workers and self._deps.may_come()
+        if self._is_kept and is_busy and may_come:
             self._retry.wait_on(now)
             return None
         if refusal is not None:
             return refusal
-        has_workers = self._deps.has_workers()
-        if has_workers and self._deps.may_come():
+        if may_come:
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
         lost = self._retry.because
         if isinstance(lost, WorkerLostError):

@@ -1,5 +1,7 @@
 """A request's way without failures, and its ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from diptych.errors import (
@@ -244,6 +246,23 @@ def test_another_choice_does_not_wait_where_no_worker_is_left() -> None:
     world.on(events.Tick())
     assert isinstance(world.log[-1], actions.Fail)
     assert isinstance(world.log[-1].error, NoWorkerError)
+
+
+def test_another_choice_does_not_wait_for_workers_that_could_never_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who had room for one so long is gone, with its sisters; others are there."""
+    world = World()
+    world.is_full = True
+    world.on(events.Begin(front=True))
+    world.pass_time(TIMERS.no_worker_s + 0.1)
+    assert world.queued
+    short = tuple(replace(view, max_model_len=4) for view in world.snapshot().decode)
+    left = replace(world.snapshot(), decode=short)
+    monkeypatch.setattr(world, "snapshot", lambda: left)
+    world.pass_time(TIMERS.no_worker_s + 0.1)
+    assert isinstance(world.outcome, NoWorkerError)
+    assert "busy or not" in world.outcome.message
 
 
 def test_one_that_was_placed_again_says_so_too_and_one_that_waited_for_its_turn_does_not() -> None:

@@ -45,7 +45,7 @@ class Placing:
         self._output = output
         self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
         self._is_kept = False  # until workers grant it all it needs, however long that takes
-        self._spare_only_until_s: float | None = None  # once it asked
+        self._spare_only_until_s = deps.clock() + deps.spare_only_s
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
         """When one that still waits is to be judged, once; None: never."""
         self.ask_again_at_s: float | None = None
@@ -142,10 +142,7 @@ class Placing:
         """Whether it still leaves room to others; nobody does who was placed once."""
         if self._was_placed or not self._deps.spare_only_s:
             return False
-        now = self._deps.clock()
-        if self._spare_only_until_s is None:
-            self._spare_only_until_s = now + self._deps.spare_only_s
-        return now < self._spare_only_until_s
+        return self._deps.clock() < self._spare_only_until_s
 
     def error_before_asking(self, *, is_new: bool) -> DiptychError | None:
         """What one is told who need not ask at all; None: it may ask, or wait for its turn.

@@ -46,6 +46,21 @@ def test_who_yields_waits_for_room_that_nobody_wants_and_then_takes_its_turn(
     assert world.leases
 
 
+def test_it_yields_from_when_it_came_whenever_its_turn_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind others nobody asked it until then."""
+    world = World(spare_only_s=YIELDS_S)
+    asked = Asked(world, monkeypatch)
+    world.machine.handle(events.Begin())
+    assert not asked.queries
+    world.queued = True
+    world.now += YIELDS_S + 0.1
+    world.on(events.Offered(room_made=True))
+    assert [query.takes_spare_only for query in asked.queries] == [False]
+    assert world.leases
+
+
 def test_it_is_placed_at_once_where_there_is_such_room(monkeypatch: pytest.MonkeyPatch) -> None:
     world, asked = begun(monkeypatch, YIELDS_S)
     asked.has_spare = True

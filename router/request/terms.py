@@ -25,6 +25,7 @@ class Terms:
         self._rates = EngineRates()  # as it will be charged
         self._charged: EngineRates | None = None  # as it was
         self._has_taught = False  # how long answers are
+        self._was_whole = False  # its client had all of it before
         self._placed_by: Forecast | None = None
         self._num_emitted = 0  # when it was placed so
 
@@ -64,7 +65,10 @@ class Terms:
         return rates.cost_s(self._num_computed(usage), max(0, usage.num_new_tokens))
 
     def finished(self, usage: Usage, reason: FinishReason) -> None:
-        """Its answer is whole: others' may be as long."""
+        """Its answer is whole: others' may be as long, unless it was so before it was asked for."""
+        self._was_whole = 0 < usage.num_output_tokens == usage.num_resumed_tokens
+        if self._was_whole:
+            return
         self._teach(usage, is_cut=reason is FinishReason.LENGTH)
         if self._placed_by is not None:
             num_tokens = usage.num_output_tokens - self._num_emitted
@@ -88,6 +92,8 @@ class Terms:
 
     def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
         """Its answer is whole, with tokens at these moments; or, without any, it failed."""
+        if self._was_whole:  # whatever workers do
+            return
         num_gaps = usage.num_new_tokens - 1
         has_pace = first_s is not None and num_gaps > 0
         seen = EndedRequest(

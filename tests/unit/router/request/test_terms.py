@@ -96,6 +96,23 @@ async def test_a_call_that_brought_no_token_says_nothing_of_answers_lengths(worl
     assert terms(world, Claim(tenant="alice"), 2000).num_expected() > 50
 
 
+async def test_an_answer_that_its_client_had_whole_is_none_of_placement_and_says_no_length(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker was asked, and no token came late; one that fails without a token did fail."""
+    told = list[EndedRequest]()
+    monkeypatch.setattr(world.services.policy, "ended_as", told.append)
+    for _ in range(20):
+        plain, again = terms(world, Claim(tenant="alice"), 2000), resumed(world, 4)
+        plain.finished(usage(50), FinishReason.STOP)
+        again.finished(usage(4, num_resumed=4), FinishReason.STOP)
+        again.ended(usage(4, num_resumed=4))
+    assert terms(world, Claim(tenant="alice"), 2000).num_expected() == 50
+    assert not told
+    resumed(world, 4).ended(usage(4, num_resumed=4))
+    assert [each.ttft_s for each in told] == [None]
+
+
 async def test_what_is_placed_again_is_paid_for_as_it_was_charged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

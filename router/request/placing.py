@@ -43,7 +43,7 @@ class Placing:
         self._told = told
         self._retry = retry
         self._output = output
-        self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
+        self._was_placed = False
         self._is_kept = False  # until workers grant it all it needs, however long that takes
         self._spare_only_until_s = deps.clock() + deps.spare_only_s
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
@@ -173,7 +173,9 @@ class Placing:
 
     @property
     def _may_refuse(self) -> bool:
-        return self._deps.foresee is not None and not self._was_placed
+        """Nobody who was placed once, or goes on where another call broke off."""
+        is_new = not (self._was_placed or self._output.token_ids)
+        return self._deps.foresee is not None and is_new
 
     def error_while_waiting(self, now: float) -> DiptychError | None:
         """What a request is told that need not wait any longer, or has waited too long; None: it

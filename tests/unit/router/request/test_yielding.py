@@ -1,5 +1,7 @@
 """For how long a request leaves to others the room that they may want: while it is new."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from router.placement.placement import Placement
@@ -25,9 +27,12 @@ class Asked:
 
 
 def begun(
-    monkeypatch: pytest.MonkeyPatch, spare_only_s: float, **begin: bool
+    monkeypatch: pytest.MonkeyPatch,
+    spare_only_s: float,
+    resumed: Sequence[int] = (),
+    **begin: bool,
 ) -> tuple[World, Asked]:
-    world = World(spare_only_s=spare_only_s)
+    world = World(spare_only_s=spare_only_s, resumed=resumed)
     asked = Asked(world, monkeypatch)
     world.on(events.Begin(**begin))
     return world, asked
@@ -66,6 +71,15 @@ def test_it_is_placed_at_once_where_there_is_such_room(monkeypatch: pytest.Monke
     asked.has_spare = True
     world.on(events.Offered(room_made=True))
     assert world.leases
+
+
+def test_so_does_one_that_goes_on_from_tokens_which_its_client_sent_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No worker had it here: a token that anybody can send is worth no place before others."""
+    world, asked = begun(monkeypatch, YIELDS_S, resumed=(20,))
+    assert [query.takes_spare_only for query in asked.queries] == [True]
+    assert world.queued
 
 
 def test_all_others_take_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

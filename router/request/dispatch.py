@@ -148,7 +148,8 @@ class Dispatch:
 
     def may_be_local(self) -> bool:
         """Whether a decode worker may compute its prompt, as things are now."""
-        keys, num_tokens = self._prompt_keys(), len(self._request.shape.prompt_ids)
+        keys, request = self._prompt_keys(), self._request
+        num_tokens = len(request.shape.prompt_ids) + len(request.emitted_token_ids)
         query = Query(
             num_tokens=num_tokens,
             num_max_tokens=num_tokens,

@@ -67,3 +67,20 @@ async def test_what_a_decode_worker_has_cached_it_may_compute_the_rest_of(
     assert request.may_be_local()
     assert request.turn().may_be_local
     assert isinstance(request.place(Query(num_tokens=512, num_max_tokens=516)), DecodeOnly)
+
+
+async def test_what_goes_on_from_many_tokens_is_no_short_prompt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While prefill workers take none it would be offered a place again and again, in vain."""
+    policy = LeastLoaded(world.cache, local_below_tokens=64, allow_local=True, allow_recompute=True)
+    world.services = replace(world.services, policy=policy)
+    busy = replace(view_p(PREFILL), has_runway=False)
+    there = Snapshot((busy,), (view_d(DECODE),))
+    monkeypatch.setattr(world.cluster, "snapshot", lambda: there)
+    assert world.dispatch(resolved(max_tokens=2000)).turn().may_be_local
+    long = replace(resolved(max_tokens=2000), emitted_token_ids=(7,) * 1000)
+    request = world.dispatch(long)
+    num_tokens = len(PROMPT) + 1000
+    assert request.place(Query(num_tokens=num_tokens, num_max_tokens=len(PROMPT) + 2000)) is None
+    assert not there.has_room_for([request.turn().asked])

@@ -47,6 +47,9 @@ _NO_VALUE = "\0"  # what pydantic takes for null, of a flag: no text that anybod
 AS_IT_IS: Final = object()
 """Marks a list of texts, in its annotation: each flag is one of them, to its last space."""
 
+ADDRESSES: Final = object()
+"""Marks a list of host:port, likewise: pydantic takes an IPv6 address's brackets for a list's."""
+
 
 def load(
     config_type: type[C], args: Sequence[str] | None = None, *, prog: str, env_prefix: str
@@ -271,10 +274,11 @@ class _Told(NamedTuple):
 
 def _taken_as_they_are(config_type: type[BaseModel], args: Sequence[str]) -> _Told:
     """Take out what pydantic would read as a list: it parts texts at commas, and trims them."""
-    names = {
-        f"--{name.replace('_', '-')}": name
+    readers = {
+        f"--{name.replace('_', '-')}": (name, read)
         for name, field in config_type.model_fields.items()
-        if any(each is AS_IT_IS for each in field.metadata)
+        for marker, read in ((AS_IT_IS, _one), (ADDRESSES, _listed))
+        if any(each is marker for each in field.metadata)
     }
     told = _Told({}, [])
     left = deque(args)
@@ -282,12 +286,26 @@ def _taken_as_they_are(config_type: type[BaseModel], args: Sequence[str]) -> _To
         flag, equals, value = left[0].partition("=")
         has_value = bool(equals) or (len(left) > 1 and not _is_flag(left[1]))
         first = left.popleft()
-        if flag not in names or not has_value:
+        if flag not in readers or not has_value:
             told.others.append(first)
             continue
-        told.values.setdefault(names[flag], []).append(value if equals else left.popleft())
+        name, read = readers[flag]
+        told.values.setdefault(name, []).extend(read(value if equals else left.popleft()))
     told.others.extend(left)
     return told
+
+
+def _one(value: str) -> list[str]:
+    return [value]
+
+
+def _listed(value: str) -> list[str]:
+    """Parted by commas, or as JSON has it, whose parts may be anything: their checks follow."""
+    try:
+        parts = json.loads(value)
+    except (ValueError, RecursionError):
+        parts = None
+    return parts if isinstance(parts, list) else [part.strip() for part in value.split(",")]
 
 
 def _is_flag(arg: str) -> bool:

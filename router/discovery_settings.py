@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from diptych import settings
 from diptych.address import is_address
 
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -51,7 +52,7 @@ def _check_server(value: str | None) -> str | None:
     return value
 
 
-Addresses = Annotated[list[str], AfterValidator(check_addresses)]
+Addresses = Annotated[list[str], settings.ADDRESSES, AfterValidator(check_addresses)]
 """Of workers, as host:port, each once."""
 
 MaxWorkers = Annotated[

@@ -204,3 +204,19 @@ def test_a_secret_in_an_address_is_not_repeated(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"jwks-url: expected no user") as caught:
         load(*ISSUED, "--jwt.jwks-url", url)
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("args", "addresses"),
+    [
+        (["[::1]:5"], ["[::1]:5"]),
+        (["[::1]:5,a:1", "[fe80::1%eth0]:6"], ["[::1]:5", "a:1", "[fe80::1%eth0]:6"]),
+        (["a:1, b:2"], ["a:1", "b:2"]),
+        (['["[::1]:5", "a:1"]', "b:2"], ["[::1]:5", "a:1", "b:2"]),
+        (["[]"], []),
+    ],
+)
+def test_brackets_of_an_ipv6_address_are_none_of_a_list(
+    args: list[str], addresses: list[str]
+) -> None:
+    assert load(*(f"--prefill={each}" for each in args)).prefill == addresses

@@ -136,6 +136,7 @@ def _loader(
         "config": Field(None, description="YAML file of settings, named as the flags with _."),
         "model_config": SettingsConfigDict(
             env_prefix=env_prefix,
+            env_prefix_target="all",  # else an alias is a variable of its own, whosever that is
             env_nested_delimiter="__",
             extra="forbid",
             cli_prog_name=prog,
@@ -365,7 +366,8 @@ def _refuse_switches(
 
 
 def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:
-    known = {f"{env_prefix}{name}".upper() for name in loader.model_fields}
+    names = (field.alias or name for name, field in loader.model_fields.items())
+    known = {f"{env_prefix}{name}".upper() for name in names}
     for variable, value in os.environ.items():
         name = variable.upper()
         if not name.startswith(env_prefix) or name.split("__")[0] in known:

@@ -58,6 +58,19 @@ def test_it_answers_with_a_table_a_picture_and_a_report(
     assert again[:-1] == table[:-1], "the same steps, the same seed"
 
 
+def test_variables_of_ours_alone_say_what_is_written(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, foreign = tmp_path / "ours.json", tmp_path / "foreign.json"
+    monkeypatch.setenv("JSON", str(foreign))
+    assert simulate(trace, "--workers", "decode=1", "--duration-s", "2") == 0
+    assert not foreign.exists()
+    monkeypatch.setenv("DIPTYCH_SIMULATE_JSON", str(ours))
+    assert simulate(trace, "--workers", "decode=1", "--duration-s", "2") == 0
+    assert json.loads(ours.read_text())["runs"]
+    assert not foreign.exists()
+
+
 def test_the_traces_own_times_may_pass_faster(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ class Tracing:
         ``standard`` variables say is left to the SDK, which reads them itself. ``wall_ns``
         is the clock of this machine.
 
-        Raises ConfigurationError: the SDK does not take what they say.
+        Raises ConfigurationError: the SDK does not take what they say, or cannot read it.
         """
         self._clock_ns = wall_ns
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
@@ -97,7 +97,7 @@ class Tracing:
                 standard=standard,
                 instance_id=instance_id,
             )
-        except (ValueError, InvalidCompressionValueException) as error:
+        except (OSError, ValueError, InvalidCompressionValueException) as error:
             raise ConfigurationError(f"environment: OTEL_*: {error}") from None
 
     @property

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -91,6 +92,15 @@ def test_what_the_sdk_does_not_take_is_refused_in_a_line(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv(f"OTEL_{name}", value)
     with pytest.raises(ConfigurationError, match=f"environment: OTEL_.*{why}"):
+        Tracing("test", standard=standard_tracing())
+
+
+def test_a_certificate_that_cannot_be_read_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=f"environment: OTEL_.*Is a dir.*{tmp_path}"):
         Tracing("test", standard=standard_tracing())
 
 

@@ -196,6 +196,11 @@ class Exchange:
         self.request_id = given
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the client was sent anything."""
+        return self._sent is not _Sent.NOTHING
+
+    @property
     def taker(self) -> Taker | None:
         """The client, as far as answers wait for it; None: nobody counts that."""
         return None if self._connection is None else self._connection.taker

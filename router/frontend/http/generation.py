@@ -4,7 +4,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    aclosing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -109,7 +116,7 @@ class GenerationAnswers:
                 async with patience:
                     await self._send(exchange, asked, answered, events, stream)
             except TimeoutError:  # a write was given up: the generator knows why, and counts it
-                with suppress(SlowClientError):  # who takes nothing can be told nothing
+                with _untold_if_slow(exchange):
                     async for _ in events:
                         pass
             except InvalidRequestError as error:
@@ -171,7 +178,7 @@ class GenerationAnswers:
             async with patience:
                 await self._send_several(exchange, asked, answered, merged)
         except TimeoutError:  # as with one prompt: one of the answers knows why
-            with suppress(SlowClientError):
+            with _untold_if_slow(exchange):
                 await merged.give_up()
 
     @contextmanager
@@ -313,6 +320,11 @@ class _Checked(NamedTuple):
     """Of what is wrong with it, as its client knows it."""
     num_tokens: int
     """With its answer, at most."""
+
+
+def _untold_if_slow(exchange: Exchange) -> AbstractContextManager[None]:
+    """Who takes nothing can be told nothing; who was sent nothing yet may take it."""
+    return suppress(SlowClientError) if exchange.has_begun else nullcontext()
 
 
 async def _renaming(

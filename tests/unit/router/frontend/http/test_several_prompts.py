@@ -403,3 +403,13 @@ async def test_what_a_prompt_is_refused_for_has_the_clients_names(field: str, th
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     client = await world.ask(2, response_format=schema)
     assert client.told["error"]["param"] == theirs
+
+
+async def test_who_was_sent_nothing_yet_is_told_that_too_much_was_unread() -> None:
+    """Of an answer in one piece nobody takes anything before its end."""
+    world = World(Limits(max_concurrent=20))
+    world.answers.failure = SlowClientError("full")
+    client = await world.ask(3)
+    assert client.sent[0]["status"] == 408
+    assert client.told["error"]["code"] == "client_too_slow"
+    assert world.num_free() == 20

@@ -26,6 +26,7 @@ _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of thes
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _MOST_PROCESSES = 64
 _LAST_PORT = 65535
+_MOST_AT_ONCE = 16  # requests of one call: enough to fill steps, and not the queue
 
 
 def _listed(ports: range) -> str:
@@ -320,6 +321,11 @@ class RouterConfig(ProcessConfig):
         if self.control_tokens == "parsed-unless-keyed":
             return self.has_tenants
         return self.control_tokens == "inert"
+
+    @property
+    def num_at_once(self) -> int:
+        """Requests of one call that are under way together; all but one of them can wait."""
+        return min(_MOST_AT_ONCE, 1 + self.max_queue)
 
     @property
     def refuses_unreachable(self) -> bool:

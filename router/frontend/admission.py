@@ -101,6 +101,11 @@ class Admission:
         return model_len if workers_len is None else min(model_len, workers_len)
 
     @property
+    def num_at_once(self) -> int:
+        """See :attr:`router.config.RouterConfig.num_at_once`."""
+        return self._config.num_at_once
+
+    @property
     def is_ready(self) -> bool:
         """Whether a request could be placed now."""
         return self._cluster.is_ready and not self._is_draining

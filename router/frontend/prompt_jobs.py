@@ -21,7 +21,6 @@ from router.request.response_builder import ResponseBuilder
 from router.request.services import Services
 from router.request.session import Session
 
-_MAX_AT_ONCE = 16  # of one call: enough to fill steps, and not the queue
 _MAX_TRIES = 2  # of a call: weights are not replaced twice in so short a time
 # Workers draw a token behind every prompt; nobody looks at this one.
 _SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
@@ -100,9 +99,10 @@ class PromptJobs:
             for task in running:
                 task.cancel()
 
+        num_at_once = self._services.config.num_at_once
         turns = iter(sorted(range(len(jobs)), key=lambda index: jobs[index].num_tokens))
         async with asyncio.TaskGroup() as tasks:
-            for number in range(min(len(jobs), _MAX_AT_ONCE)):
+            for number in range(min(len(jobs), num_at_once)):
                 work = self._work(turns, jobs, errand, results, fail)
                 running.append(tasks.create_task(work, name=f"prompt-job-{number}"))
         if failures:

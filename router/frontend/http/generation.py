@@ -14,7 +14,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -35,7 +35,6 @@ from router.frontend.told_logprobs import MAX_LOGPROBS
 from router.generation.answer import GenerationEvent, Outlet, Summary
 from router.generation.request import GenerationRequest, LogprobRoom, TokenPrompt
 
-_MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
 Read = Callable[[Mapping[str, object], Envelope], Asked]
 
 
@@ -190,7 +189,7 @@ class GenerationAnswers:
         Gives the places on which they take turns. Raises DiptychError.
         """
         num_prompts = 1 + len(asked.others)
-        num_at_once = min(num_prompts, _MAX_PROMPTS_AT_ONCE)
+        num_at_once = min(num_prompts, self.admission.num_at_once)
         with ExitStack() as held:
             try:
                 num_bytes = asked.request.num_bytes

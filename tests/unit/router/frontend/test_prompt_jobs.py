@@ -8,6 +8,7 @@ import pytest
 
 from diptych.errors import DeadlineExceededError, ModelChangedError
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from router.config import RouterConfig
 from router.frontend import prompt_jobs
 from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
 from router.placement.claim import NO_CLAIM
@@ -37,11 +38,12 @@ async def run(
     jobs: list[Job],
     session: type,
     errands: list[Errand] | None = None,
+    **settings: Any,
 ) -> list[JobResult]:
     monkeypatch.setattr(prompt_jobs, "Session", session)
     observer: Any = None
     tokenizer: Any = SimpleNamespace(decoder=lambda *args: None)
-    services: Any = SimpleNamespace(config=SimpleNamespace(client_buffer_messages=8))
+    services: Any = SimpleNamespace(config=RouterConfig(model="m", decode=["a:1"], **settings))
     errand = Errand("r", b"", None, observer, NO_CLAIM)
     if errands is not None:
         errands.append(errand)
@@ -188,3 +190,14 @@ async def test_of_what_was_told_only_numbers_are_kept(monkeypatch: pytest.Monkey
     assert [result.is_greedy for result in results] == [True] * 50 + [False] * 100
     assert all(list(result.logprobs) == [-0.5] * 60 for result in results)
     assert {result.logprobs.itemsize for result in results} == {4}
+
+
+@pytest.mark.parametrize(("max_queue", "most_open"), [(0, 1), (2, 3), (15, 16), (256, 16)])
+async def test_a_call_alone_asks_for_no_more_at_once_than_may_wait(
+    monkeypatch: pytest.MonkeyPatch, max_queue: int, most_open: int
+) -> None:
+    """Else it is refused for want of room by itself, however often its client comes back."""
+    monkeypatch.setattr(Open, "most_open", 0)
+    jobs = [Job((1, 2), WantedStates(1))] * 60
+    assert len(await run(monkeypatch, jobs, Open, max_queue=max_queue)) == 60
+    assert Open.most_open == most_open

@@ -42,14 +42,14 @@ ROOM = BodyRoom(max_bytes=10**6, max_all_bytes=10**6, patience_s=30.0)
 class Door(Admission):
     """Of a model without tokens; remembers how many bytes were ever open."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         model: Any = SimpleNamespace(
             name="m",
             tokenizer=SimpleNamespace(text=None, max_model_len=100),
             recommended=NOTHING_SAID,
         )
         cluster: Any = SimpleNamespace(max_model_len=None)
-        super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))
+        super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"], **settings))
         self.most_bytes = self._num_bytes = 0
 
     async def check(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
@@ -79,10 +79,12 @@ class Answers:
         self.held: asyncio.Event | None = None
         """What all but the first wait for."""
         self.tenants: set[Tenant] = set()
+        self.at_most = 0  # places that were asked for last
         self.quotas = Quotas(limits, lambda: 0.0, lambda what: None)
         self._door = door
 
     def take_places(self, tenant: Tenant, num_requests: int, at_most: int) -> Places:
+        self.at_most = at_most
         return self.quotas.take_places(tenant, num_requests, at_most)
 
     def admit_all(self, tenant: Tenant, num_tokens: Sequence[int]) -> Sequence[Admitted]:
@@ -157,9 +159,9 @@ class Client:
 
 
 class World:
-    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - it is immutable
+    def __init__(self, limits: Limits = Limits(), **settings: Any) -> None:  # noqa: B008 - it is immutable
         self.tenant = Tenant("t", limits)
-        self.door = Door()
+        self.door = Door(**settings)
         self.answers = Answers(self.door, limits)
 
     async def ask(
@@ -413,3 +415,13 @@ async def test_who_was_sent_nothing_yet_is_told_that_too_much_was_unread() -> No
     assert client.sent[0]["status"] == 408
     assert client.told["error"]["code"] == "client_too_slow"
     assert world.num_free() == 20
+
+
+@pytest.mark.parametrize(("max_queue", "at_once"), [(0, 1), (2, 3), (15, 16), (256, 16)])
+async def test_no_more_prompts_of_a_body_are_under_way_than_may_wait(
+    max_queue: int, at_once: int
+) -> None:
+    """Else they are refused for want of room by themselves, however idle the workers are."""
+    world = World(max_queue=max_queue)
+    assert len((await world.ask(40)).told["choices"]) == 40
+    assert world.answers.at_most == at_once

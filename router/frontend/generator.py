@@ -309,7 +309,8 @@ class _Answer:
             if has_no_room and not num_used:
                 admitted.withdraw()
             else:
-                admitted.leave(num_used)
+                has_answer = self._session is not None and self._session.usage.num_new_tokens > 0
+                admitted.leave(num_used, has_answer=has_answer)
 
     @contextmanager
     def taken_by(self, taker: Taker) -> Iterator[None]:

@@ -224,7 +224,8 @@ class Admitted:
         # Those it took from: another limit may hold by the time that it leaves.
         self._requests = account.requests
         self._tokens = None if num_reserved is None else account.tokens
-        self.has_left = self.has_used = False
+        self._has_left = self._has_answer = False
+        self._num_used = 0
         self._counts = True  # as a request
 
     def reserve(self, num_tokens: int) -> None:
@@ -238,13 +239,17 @@ class Admitted:
             raise
         self._num_reserved, self._tokens = num_tokens, self._account.tokens
 
-    def leave(self, num_used_tokens: int) -> None:
-        """It ended, and used so many of the tokens."""
+    def leave(self, num_used_tokens: int, *, has_answer: bool | None = None) -> None:
+        """It ended, and used so many of the tokens; ``has_answer``: some are an answer's, None: if
+        any are used.
+        """
         self._places.leave()
-        self.has_left, self.has_used = True, num_used_tokens > 0
+        self._has_left = True
+        self._has_answer = num_used_tokens > 0 if has_answer is None else has_answer
         if self._tokens is not None:
             num_reserved = self._num_reserved or 0
-            self._tokens.give_back(max(0, num_reserved - num_used_tokens))
+            self._num_used = min(num_used_tokens, num_reserved)
+            self._tokens.give_back(num_reserved - self._num_used)
 
     def withdraw(self) -> None:
         """In place of ``leave``: it was never begun, or there was no room, and took nothing."""
@@ -252,9 +257,13 @@ class Admitted:
         self.uncount()
 
     def uncount(self) -> None:
-        """If it has left and used nothing: it is no request either. Idempotent."""
-        if self.has_left and not self.has_used:
-            self._uncount()
+        """If it has left without an answer: it is no request, and used nothing. Idempotent."""
+        if not self._has_left or self._has_answer:
+            return
+        self._uncount()
+        num_used, self._num_used = self._num_used, 0
+        if self._tokens is not None:
+            self._tokens.give_back(num_used)
 
     def _uncount(self) -> None:
         if self._counts:

@@ -160,7 +160,7 @@ class GenerationAnswers:
                     for each in following:
                         each.cancel()
         if failure is not None:
-            if failure.reason in NO_ROOM:  # those that were cut off for it used nothing either
+            if failure.reason in NO_ROOM:  # nor do those count that were cut off for it
                 for part in admitted:
                     part.uncount()
             raise failure

@@ -111,6 +111,24 @@ async def test_what_failed_before_there_was_a_token_counts_only_where_its_client
     assert num_missing(quotas) == pytest.approx(num_counted)
 
 
+@pytest.mark.parametrize(("num_output", "num_counted"), [(0, 0), (2, 12)])
+async def test_what_is_cut_off_as_another_prompt_has_no_room_gives_all_back_without_a_token(
+    num_output: int, num_counted: int
+) -> None:
+    """It was placed, and looks as if its client had left: the router ended it."""
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    observer: Any = Observer()
+    answer = _Answer(SERVICES, observer, lambda: None)
+    session: Any = Session(num_output)
+    part, *_ = quotas.admit_all(TENANT, [50])
+    answer._session, answer._builder = session, builder(1.0)
+    with pytest.raises(asyncio.CancelledError), answer.within(quotas, REQUEST, part):
+        raise asyncio.CancelledError
+    for _ in range(2):
+        part.uncount()
+    assert num_missing(quotas) == pytest.approx(num_counted)
+
+
 @pytest.mark.parametrize(("num_new", "num_counted"), [(0, 0), (1, 14)])
 async def test_what_was_resumed_was_paid_for_if_nothing_came_of_it(
     num_new: int, num_counted: int

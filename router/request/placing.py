@@ -181,8 +181,9 @@ class Placing:
         """What a request is told that need not wait any longer, or has waited too long; None: it
         goes on waiting.
 
-        Of one that has waited too long the last refusal says most; else it waited behind others,
-        or nobody who is there could take it.
+        Of one that has waited too long the last refusal says most, unless it was that of a worker
+        that went, while others could take it; else it waited behind others, or nobody who is there
+        could take it.
         """
         if (changed := self.error_if_changed()) is not None:
             return changed
@@ -202,7 +203,7 @@ class Placing:
         if self._is_kept and is_busy and may_come:
             self._retry.wait_on(now)
             return None
-        if refusal is not None:
+        if refusal is not None and not (may_come and worker_errors.is_leaving(refusal)):
             return refusal
         if may_come:
             return worker_errors.queue_timeout(self._deps.queue_ends_in_s())

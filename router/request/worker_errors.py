@@ -26,6 +26,11 @@ def is_refusal(error: DiptychError) -> bool:
     return error.reason in _REFUSALS
 
 
+def is_leaving(error: DiptychError) -> bool:
+    """Whether a worker that says this will soon be gone."""
+    return error.reason == WorkerDrainingError.reason
+
+
 def no_worker() -> DiptychError:
     """There was nobody to take the request in time."""
     return NoWorkerError("no worker can take the request now", retry_after_s=RETRY_LATER_S)

@@ -7,14 +7,24 @@ import pytest
 from diptych.errors import (
     BlocksExhaustedError,
     DeadlineExceededError,
+    DiptychError,
     NoWorkerError,
     QueueTimeoutError,
+    WorkerDrainingError,
 )
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import actions, events
 from router.request.request_state import RequestState
-from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
+from tests.unit.router.request.world import (
+    LENGTH,
+    PROMPT,
+    QUEUE_ENDS_IN_S,
+    STOP,
+    TIMERS,
+    World,
+    worker,
+)
 
 
 def test_the_plain_path() -> None:
@@ -263,6 +273,25 @@ def test_another_choice_does_not_wait_for_workers_that_could_never_take_it(
     world.pass_time(TIMERS.no_worker_s + 0.1)
     assert isinstance(world.outcome, NoWorkerError)
     assert "busy or not" in world.outcome.message
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [(WorkerDrainingError("bye"), QueueTimeoutError), (BlocksExhaustedError("full"), None)],
+)
+def test_a_worker_that_went_is_not_why_a_request_waited_too_long_behind_others(
+    refusal: DiptychError, told: type[DiptychError] | None
+) -> None:
+    """Its client is told when the queue has room; those that are short of blocks are there."""
+    world = World(("p1",), ("d1",)).begin()
+    world.is_full = True
+    world.lose_lease(refusal)
+    assert world.queued
+    world.prefills = ["p2"]
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, told or type(refusal))
+    if told is not None:
+        assert world.outcome.retry_after_s == QUEUE_ENDS_IN_S
 
 
 def test_one_that_was_placed_again_says_so_too_and_one_that_waited_for_its_turn_does_not() -> None:

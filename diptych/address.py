@@ -20,6 +20,25 @@ def is_address(text: str) -> bool:
     return bool(colon) and is_host and is_port and host.partition(":")[0] not in _SCHEMES
 
 
+def is_host(text: str) -> bool:
+    """Whether sockets take it for a name or an address: no part of it is empty, or too long.
+
+    For others they raise a UnicodeError.
+    """
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def check_host(text: str) -> str:
+    """Raises ValueError: no host can be called so."""
+    if not is_host(text):
+        raise ValueError("expected a host's name or address")
+    return text
+
+
 def check_address(text: str) -> str:
     """Raises ValueError: it is none."""
     if not is_address(text):

@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import RestrictedRegistry
 
 from diptych import __version__, settings
+from diptych.address import is_host
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.connections import PROBES_SHARE, most_connections
@@ -390,18 +391,9 @@ def host_of(address: str) -> str:
     """Of the setting ``listen``. Raises ConfigurationError: it is not host:port."""
     host, colon, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and int(port.lstrip("0")[:6] or 0) <= 65535
-    if not colon or not host or not is_port or not _can_be_asked_for(host):
+    if not colon or not host or not is_port or not is_host(host):
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
     return host.removeprefix("[").removesuffix("]")
-
-
-def _can_be_asked_for(host: str) -> bool:
-    """Whether sockets take it for a name or an address: no part of it is empty, or too long."""
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return True
 
 
 def _reachable(host: str) -> str:

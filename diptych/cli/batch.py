@@ -13,6 +13,7 @@ from pydantic_settings import CliPositionalArg
 
 from batch_server.records import Endpoint
 from diptych import settings
+from diptych.address import is_host
 from diptych.cli.batch_client import AwayError, BatchClient, BatchError
 from diptych.cli.batch_over_grpc import GrpcBatchClient
 from diptych.cli.batch_over_http import HttpBatchClient
@@ -73,15 +74,17 @@ def _open(url: str, key: str, ca: Path | None, server_name: str) -> BatchClient:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise expected from None
+    if host is None or not is_host(host):
+        raise expected
     is_bare = not (parts.path.rstrip("/") or parts.query or parts.fragment or "@" in parts.netloc)
     if server_name and parts.scheme in ("http", "grpc"):
         raise ConfigurationError("--server-name: --url has no TLS; https:// and grpcs:// have")
     match parts.scheme:
-        case "http" | "https" if host and "@" not in parts.netloc:
+        case "http" | "https" if "@" not in parts.netloc:
             return HttpBatchClient(url, key, ca, server_name)
-        case "grpc" if host and port and is_bare:
+        case "grpc" if port and is_bare:
             return GrpcBatchClient(url, parts.netloc, key)
-        case "grpcs" if host and port and is_bare:
+        case "grpcs" if port and is_bare:
             return GrpcBatchClient(url, parts.netloc, key, ca or True, server_name)
     raise expected
 

@@ -11,11 +11,12 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych import settings
+from diptych.address import check_host
 from diptych.cli.cluster_child import ChildFailedError
 from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
@@ -57,7 +58,9 @@ class UpConfig(BaseModel):
         le=64,
         description="Workers of both roles, which diptych admin roles changes while they run.",
     )
-    host: str = Field("127.0.0.1", description="Address that all processes listen on.")
+    host: Annotated[str, AfterValidator(check_host)] = Field(
+        "127.0.0.1", description="Address that all processes listen on."
+    )
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
     http_port: int = Field(
         8000, ge=0, le=65535, description="Port of the router's HTTP API; 0 picks one."

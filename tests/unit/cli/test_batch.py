@@ -349,6 +349,8 @@ def test_patience_is_with_a_server_that_says_nothing_too() -> None:
         "grpcs://user@there:1",
         "grpc://a:port",
         "https://user:secret@there",
+        "http://10.0..1:8001",
+        "https://" + "h" * 64,
     ],
 )
 def test_a_url_that_is_none_is_one_line(url: str) -> None:

@@ -68,6 +68,12 @@ def test_an_ipv6_address_has_brackets_before_a_port(host: str, listened_on: str)
     assert UpConfig(host=host).plan().host == listened_on
 
 
+@pytest.mark.parametrize("host", ["10.0..1", "h..example", "h" * 64, "."])
+def test_a_host_that_none_can_be_is_one_line(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--host: expected a host's name or address"):
+        run(["--host", host])
+
+
 def test_somebody_has_to_decode() -> None:
     with pytest.raises(ConfigurationError, match="decode"):
         run(["--decode", "0"])

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import AfterValidator, Field
 
+from diptych.address import is_host
 from diptych.process import ProcessConfig
 from router.client_settings import JwtSettings, PublicTls
 
 _MOST_BYTES = 2**30
+_LAST_PORT = 65535
 
 
 def _check_router(value: str) -> str:
@@ -17,9 +20,19 @@ def _check_router(value: str) -> str:
     if "@" in value:  # a secret, which no error repeats
         raise ValueError("expected no user and password (got some of them)")
     is_bare = not (parts.path.rstrip("/") or parts.query or parts.fragment)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare:
+    is_named = bool(parts.hostname) and is_host(parts.hostname or "")
+    if parts.scheme not in ("http", "https") or not is_named or not is_bare or not _is_url(value):
         raise ValueError("expected http://host:port or https://host:port")
     return value.rstrip("/")
+
+
+def _is_url(text: str) -> bool:
+    """Whether the client of routers takes it, whose error would end us at a batch's first line."""
+    try:
+        port = httpx.URL(text).port
+    except httpx.InvalidURL:
+        return False
+    return port is None or 0 < port <= _LAST_PORT
 
 
 RouterUrl = Annotated[str, AfterValidator(_check_router)]

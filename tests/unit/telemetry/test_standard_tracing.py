@@ -33,6 +33,20 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(
     assert "hunter2" not in caught.value.message
 
 
+@pytest.mark.parametrize("scheme", ["http://", ""])
+@pytest.mark.parametrize("port", ["99999", "0", "otlp", "-1"])
+def test_a_port_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, port: str
+) -> None:
+    """Of a number that is too large gRPC takes what is left in 16 bits: spans went elsewhere."""
+    endpoint = f"{scheme}127.0.0.1:{port}"
+    with pytest.raises(ConfigurationError, match=r"--otlp-endpoint: expected a port from 1 to "):
+        settings.load(ProcessConfig, ["--otlp-endpoint", endpoint], prog="x", env_prefix="X_")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_ENDPOINT: expected a port"):
+        standard_tracing()
+
+
 @pytest.mark.parametrize("name", ["OTLP_HEADERS", "OTLP_TRACES_HEADERS"])
 @pytest.mark.parametrize(
     "wrong", ["authorization: Bearer s3cret", "authorization=Bearer s3,cret", "a=é s3cret"]

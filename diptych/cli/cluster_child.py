@@ -42,8 +42,8 @@ class Child:
         """Of a router; empty where it serves gRPC alone."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         port_file = folder / f"{name}.json"
-        command = [*module_command(module), *args]
-        command += ["--metrics-port", "0", "--port-file", str(port_file), "--stop-with-stdin"]
+        command = [*module_command(module), "--metrics-port", "0", *args]  # which may say another
+        command += ["--port-file", str(port_file), "--stop-with-stdin"]
         environment = None
         if secret is not None:
             variable, value = secret

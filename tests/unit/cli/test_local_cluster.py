@@ -3,11 +3,14 @@
 import errno
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
+from diptych import settings
+from diptych.cli import cluster_child
 from diptych.cli.breakdown import breakdown
-from diptych.cli.cluster_child import readable
+from diptych.cli.cluster_child import Child, readable
 from diptych.cli.commands import COMMANDS
 from diptych.cli.local_cluster import (
     ClusterPlan,
@@ -19,6 +22,7 @@ from diptych.cli.local_cluster import (
 from diptych.cli.main import main
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, inference_pb2
+from router.config import RouterConfig
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,21 @@ from diptych.v1 import common_pb2, inference_pb2
 )
 def test_cores_are_divided(cores: list[int], num_workers: int, shares: list[list[str]]) -> None:
     assert core_shares(cores, num_workers) == shares
+
+
+@pytest.mark.parametrize(("flags", "port"), [([], 0), (["--metrics-port", "9100"], 9100)])
+def test_metrics_are_where_further_flags_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], port: int
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        cluster_child, "ChildProcess", lambda command, *_, **__: started.append(command)
+    )
+    Child("router-0", "router", ["--model", "m", "--decode", "a:1", *flags], tmp_path)
+    args = started[0][started[0].index("router") + 1 :]
+    config = settings.load(RouterConfig, args, prog="diptych router", env_prefix="X_")
+    assert config.metrics_port == port
+    assert config.port_file == tmp_path / "router-0.json"
 
 
 def test_a_log_line_is_shown_as_text() -> None:

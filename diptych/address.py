@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator
 
 _LAST_PORT: Final = 65535
+PORT_EXPECTED: Final = f"expected host:port, the port up to {_LAST_PORT}"
 # Before a colon gRPC takes such a word for how the rest is to be reached.
 _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 
@@ -14,10 +15,24 @@ def is_address(text: str) -> bool:
 
     Which would take port 99999 for 34463.
     """
-    host, colon, port = text.rpartition(":")
-    is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
-    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
-    return bool(colon) and is_host and is_port and host.partition(":")[0] not in _SCHEMES
+    host, _, _ = text.rpartition(":")
+    is_name = bool(host) and host.isascii() and host.isprintable() and " " not in host
+    port = _port_of(text)
+    is_port = port is not None and 0 < port <= _LAST_PORT
+    return is_name and is_port and host.partition(":")[0] not in _SCHEMES
+
+
+def has_own_port(target: str) -> bool:
+    """Whether gRPC takes its port, if it says one, for that and no other; see ``is_address``."""
+    port = _port_of(target)
+    return port is None or port <= _LAST_PORT
+
+
+def _port_of(text: str) -> int | None:
+    """What is behind the last colon, if it is a number; of a long one its beginning."""
+    _, colon, port = text.rpartition(":")
+    is_number = bool(colon) and port.isascii() and port.isdigit()
+    return int(port.lstrip("0")[:6] or 0) if is_number else None
 
 
 def is_host(text: str) -> bool:

@@ -11,10 +11,12 @@ from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from diptych.address import PORT_EXPECTED, has_own_port
 from diptych.client.credentials import lock_of, metadata_of
 from diptych.client.request import sayable
 from diptych.client.retries import Retries, WatchRetries
 from diptych.errors import (
+    ConfigurationError,
     DiptychError,
     DiskFullError,
     InvalidRequestError,
@@ -84,6 +86,8 @@ class BatchClient:
 
         Raises ConfigurationError.
         """
+        if not has_own_port(address):
+            raise ConfigurationError(PORT_EXPECTED)
         self._metadata = metadata_of(api_key)
         self._channel = open_channel(address, lock=lock_of(tls, server_name), by_proxy=True)
         self._server: batches_pb2_grpc.BatchesAsyncStub = batches_pb2_grpc.BatchesStub(

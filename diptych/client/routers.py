@@ -4,6 +4,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from diptych.address import PORT_EXPECTED, has_own_port
 from diptych.errors import ConfigurationError
 from diptych.rpc.channel import Lock, open_channel
 from diptych.v1 import inference_pb2_grpc
@@ -25,6 +26,8 @@ class Routers:
         if not all(names):
             raise ConfigurationError(f"{addresses!r}: expected host:port, or several with commas")
         for name in names:
+            if not has_own_port(name):
+                raise ConfigurationError(PORT_EXPECTED)
             if name.startswith(_SCHEMES):
                 scheme = name.partition("//")[0]
                 raise ConfigurationError(

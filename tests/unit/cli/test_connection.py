@@ -11,7 +11,17 @@ from diptych.cli.connection import RouterConnection
 from diptych.cli.main import main
 from diptych.errors import ConfigurationError
 
-WRONG = ["router:99999", "router:65536", "router:0", "router:-1", "router", ":50051", "unix:1", ""]
+WRONG = [
+    "router:99999",
+    "router:65536",
+    "router:0",
+    "router:00000099999",
+    "router:-1",
+    "router",
+    ":50051",
+    "unix:1",
+    "",
+]
 
 
 @pytest.mark.parametrize("run", [chat.run, generate.run, health.run, top.run])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from diptych.client import BatchClient
 from diptych.client.routers import Routers
 from diptych.errors import ConfigurationError
 
@@ -23,6 +24,14 @@ async def test_it_stays_with_one_until_that_fails_and_names_the_next() -> None:
 def test_an_address_that_is_missing_is_refused(addresses: str) -> None:
     with pytest.raises(ConfigurationError, match="expected host:port, or several"):
         Routers(addresses, None)
+
+
+@pytest.mark.parametrize("address", ["r:65536", "r:0099999", "[::1]:" + "9" * 5000])
+def test_a_port_that_is_none_is_refused(address: str) -> None:
+    """gRPC would go to another, with the key and all that is said."""
+    for make in (lambda: Routers(f"r:65535,{address}", None), lambda: BatchClient(address)):
+        with pytest.raises(ConfigurationError, match="expected host:port, the port up to 65535"):
+            make()
 
 
 def test_an_address_of_another_protocol_is_refused_before_it_is_looked_for() -> None:

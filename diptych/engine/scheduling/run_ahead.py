@@ -32,8 +32,8 @@ def awaited(params: SamplingParams) -> Awaited | None:
 
 
 def ends_with_next(seq: Sequence, max_model_len: int) -> bool:
-    """Whether the token that is being drawn is its last one, whichever it is."""
-    return (
+    """Whether a token is being drawn that is its last one, whichever it is."""
+    return seq.num_unknown_tokens > 0 and (
         seq.prefill_only
         or seq.num_output_tokens + 1 >= seq.sampling.max_tokens
         or seq.num_tokens + 1 >= max_model_len
@@ -41,5 +41,5 @@ def ends_with_next(seq: Sequence, max_model_len: int) -> bool:
 
 
 def waits_for_token(seq: Sequence) -> bool:
-    """Whether the token that is being drawn has to be known before another is planned."""
-    return awaited(seq.sampling) is not None
+    """Whether a token is being drawn that has to be known before another is planned."""
+    return seq.num_unknown_tokens > 0 and awaited(seq.sampling) is not None

@@ -304,7 +304,8 @@ class Scheduler:
     @property
     def decoding(self) -> list[Sequence]:
         """Sequences of the batch that get one token with the next step that is planned."""
-        return [seq for seq in self._queues.running if seq.decodes_next]
+        running, longest = self._queues.running, self.config.max_model_len
+        return [seq for seq in running if seq.decodes_next and not ends_with_next(seq, longest)]
 
     def schedule(
         self,
@@ -453,11 +454,10 @@ class Scheduler:
             return None
         ahead = []
         for seq in self._queues.running:
-            if seq.num_unknown_tokens:
-                if ends_with_next(seq, self.config.max_model_len):
-                    continue
-                if waits_for_token(seq):
-                    return None
+            if ends_with_next(seq, self.config.max_model_len):
+                continue
+            if waits_for_token(seq):
+                return None
             try:
                 self._tables.grow(seq, Owner.RUNNING)
             except BlocksExhaustedError:

@@ -195,6 +195,15 @@ def test_a_lease_draws_one_token_and_no_step_is_planned_behind_it() -> None:
     assert len(seq.block_table) == num_blocks
 
 
+def test_who_ends_with_the_step_in_flight_is_not_among_those_that_decode_with_the_next() -> None:
+    """Else what prompts get of that would go by promises that nobody is owed any more."""
+    scheduler, (going_on,), _ = begin(3)
+    scheduler.add_prefill(make_sequence([5] * 4, prefill_only=True))
+    start_local(scheduler, make_sequence([6] * 4, max_tokens=1))
+    assert len(plan_of(scheduler).chunks) == 3
+    assert scheduler.decoding == [going_on]
+
+
 def test_nobody_gives_blocks_up_to_a_step_ahead() -> None:
     scheduler, (old, young), step = begin(8, 8, num_blocks=15)
     old.sampling = young.sampling = SamplingParams(max_tokens=50)

@@ -6,8 +6,8 @@ tokens leaves, or a quarter of what others take where nothing is promised: as ba
 standard in a router's queue; and less than that where a time that one of the others asked for
 leaves less. Steps without them pay for those with them. Rows sit such steps out,
 and whoever was passed by for longest goes first; parts of their prompts, which cost far more, have
-every other turn. A promise leaves them a sixteenth at the least, so nobody sits out for ever. Where
-nobody else decodes, nobody sits out.
+every other turn, which is the rows' where no prompt can use it. A promise leaves them a sixteenth
+at the least, so nobody sits out for ever. Where nobody else decodes, nobody sits out.
 
 Idea: a token bucket, in seconds, that may be overdrawn (deficit round robin).
 """
@@ -35,6 +35,7 @@ class Allowed(NamedTuple):
     max_rows: int  # of those in the batch that decode
     max_prompt_tokens: int | None  # None: as many as anywhere
     work: StepWork  # all that is to be computed, without what sits this step out
+    max_rows_else: int = 0  # where prompts have none of it, though it is their turn
 
 
 class BesideOthers:
@@ -72,6 +73,9 @@ class BesideOthers:
         if left_s <= 0.0:
             return Allowed(0, 0, others)
         rows = giving.num_decode_rows
+        context = giving.num_context_tokens / max(1, rows)
+        num_fitting = model.decode.more_rows(left_s, decodes.num_decode_rows, context)
+        num_rows = min(rows, max(1, int(min(rows, num_fitting + _ROUNDING))))
         has_prompts = bool(giving.num_prefill_tokens) and not others.num_prefill_tokens
         is_prompts_turn = not rows or (self._is_prompts_turn and has_prompts)
         self._offered_to_rows = not is_prompts_turn
@@ -79,10 +83,7 @@ class BesideOthers:
             prompts = giving._replace(num_decode_rows=0, num_context_tokens=0)
             prompt_seqs = [seq for seq in seqs if seq.gives_way and not seq.is_decoding]
             most = self._max_prompt_tokens(left_s, decodes, prompt_seqs, model)
-            return Allowed(0, most, others.plus(prompts))
-        context = giving.num_context_tokens / rows
-        num_fitting = model.decode.more_rows(left_s, decodes.num_decode_rows, context)
-        num_rows = max(1, int(min(rows, num_fitting + _ROUNDING)))
+            return Allowed(0, most, others.plus(prompts), num_rows)
         return Allowed(num_rows, 0, others.plus(StepWork(num_rows, round(num_rows * context))))
 
     def count_step(self, plan: StepPlan, owners: Iterable[Sequence], model: StepModel) -> None:

@@ -62,6 +62,16 @@ class PrefillShares:
         """Whether nobody can get anything any more."""
         return not self._num_left
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that nobody has."""
+        return self._num_left
+
+    @property
+    def have_yielding(self) -> bool:
+        """Whether the step computes a part of a prompt that gives way."""
+        return any(seq.gives_way and not seq.decodes_next for seq in self.ends)
+
     def has_room_for(self, seq: Sequence) -> bool:
         """Whether ``take`` would give it a token now."""
         if self._had_better_wait(seq):

@@ -336,10 +336,12 @@ class Scheduler:
         for seq in running:
             (decoding if seq.decodes_next else prefilling).append(seq)
         decoding += self._admission.decoding_next()
+        rows_else: list[Sequence] = []
         if beside_others is None or all(seq.gives_way for seq in decoding):
             going = decoding
         else:
             going = without_sitting_out(decoding, beside_others.max_rows)
+            rows_else = without_sitting_out(decoding, beside_others.max_rows_else)
             bounds = (max_yielding_tokens, beside_others.max_prompt_tokens)
             max_yielding_tokens = min((each for each in bounds if each is not None), default=None)
         # Single tokens first: a long prompt may slow decoding down but not stop it.
@@ -359,10 +361,13 @@ class Scheduler:
         for seq, end in shares.ends.items():
             self._turns.give(seq, end - seq.num_planned_computed_tokens)
         self._making_way.count_set_aside()
+        if not shares.have_yielding:  # then it is the turn of rows
+            sitting_out = [seq for seq in rows_else if seq not in ends]
+            ends |= {seq: seq.num_planned_tokens for seq in sitting_out[: shares.num_left]}
         ends |= shares.ends
         if not ends:
             return None
-        self.num_sat_out += len(decoding) - len(going)
+        self.num_sat_out += sum(seq not in ends for seq in decoding)
         note_passed(self._queues.runnable, ends, now_s)
         return self._plan(ends)
 

@@ -311,6 +311,19 @@ def test_a_prompt_that_cannot_use_its_turn_holds_no_row_up() -> None:
     assert row.num_output_tokens >= 10
 
 
+def test_rows_have_the_turn_of_a_prompt_that_cannot_use_it() -> None:
+    """All of them, where the promise leaves as much."""
+    run = Run(max_num_seqs=4, tpot_s=0.2)
+    rows = [run.started(yields=True, num_output_tokens=1000) for _ in range(3)]
+    run.started(yields=False, num_output_tokens=400)
+    prompt = run.start(yields=True, num_tokens=600)
+    before = run.num_tokens(rows)
+    for _ in range(40):
+        run.step()
+    assert not prompt.num_computed_tokens
+    assert run.num_tokens(rows) == [num + 40 for num in before]
+
+
 def test_nothing_is_bound_while_nobody_knows_how_long_steps_take() -> None:
     run = Run(model=StepModel())
     run.started(yields=True)

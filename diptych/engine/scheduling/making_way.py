@@ -36,7 +36,7 @@ class MakingWay:
         self._max_num_seqs = max_num_seqs
         self._preempt = preempt
         self._leaving: list[Sequence] = []  # with the end of the steps that they are in
-        self._set_aside: list[Sequence] = []  # for the step that is being decided
+        self.set_aside: list[Sequence] = []  # they left their places for the step being decided
 
     @property
     def is_under_way(self) -> bool:
@@ -91,7 +91,7 @@ class MakingWay:
 
     def make_way(self) -> None:
         """Let some leave for those that wait. No step is in flight; one is being decided."""
-        self._set_aside = []
+        self.set_aside = []
         waiting, num_blocks = self._queues.first_served(), 0
         for seq in waiting:
             if not seq.block_table:
@@ -100,14 +100,14 @@ class MakingWay:
                     break
         if waiting:
             num_over = max(0, self._num_over(waiting))
-            self._set_aside = self._queues.giving_places()[:num_over]
-            for seq in self._set_aside:
+            self.set_aside = self._queues.giving_places()[:num_over]
+            for seq in self.set_aside:
                 self._queues.wait_again(seq)
 
     def count_set_aside(self) -> None:
         """The step was decided: some may have got a place again."""
-        self.num_set_aside += sum(not _is_running(seq) for seq in self._set_aside)
-        self._set_aside = []
+        self.num_set_aside += sum(not _is_running(seq) for seq in self.set_aside)
+        self.set_aside = []
 
     def _num_over(self, waiting: list[Sequence]) -> int:
         """How many places they lack."""

@@ -40,6 +40,7 @@ from diptych.engine.scheduling.chunks import next_chunk
 from diptych.engine.scheduling.making_way import MakingWay
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import GivingWay, Queues
+from diptych.engine.scheduling.rows import Rows
 from diptych.engine.scheduling.run_ahead import ends_with_next, waits_for_token
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
@@ -50,7 +51,7 @@ from diptych.engine.scheduling.step import (
 )
 from diptych.engine.scheduling.step_results import StepResults
 from diptych.engine.scheduling.turns import Turns
-from diptych.engine.scheduling.yielding import note_passed, without_sitting_out
+from diptych.engine.scheduling.yielding import note_passed
 from diptych.errors import (
     BlocksComingError,
     BlocksExhaustedError,
@@ -336,40 +337,31 @@ class Scheduler:
         for seq in running:
             (decoding if seq.decodes_next else prefilling).append(seq)
         decoding += self._admission.decoding_next()
-        rows_else: list[Sequence] = []
-        if beside_others is None or all(seq.gives_way for seq in decoding):
-            going = decoding
-        else:
-            going = without_sitting_out(decoding, beside_others.max_rows)
-            rows_else = without_sitting_out(decoding, beside_others.max_rows_else)
-            bounds = (max_yielding_tokens, beside_others.max_prompt_tokens)
-            max_yielding_tokens = min((each for each in bounds if each is not None), default=None)
         # Single tokens first: a long prompt may slow decoding down but not stop it.
-        ends = {seq: seq.num_planned_tokens for seq in going}
+        rows = Rows(decoding, self._making_way.set_aside, beside_others)
+        bounds = (max_yielding_tokens, rows.max_prompt_tokens)
         shares = PrefillShares(
-            self.config.max_batched_tokens - len(ends),
+            self.config.max_batched_tokens - rows.num_tokens,
             block_size=self.pool.block_size,
             max_step_tokens=self.config.max_batched_tokens,
-            max_prompt_tokens=max_prompt_tokens if ends else None,
-            max_yielding_tokens=max_yielding_tokens,
-            cost=None if ends else prefill_cost,
+            max_prompt_tokens=max_prompt_tokens if rows.ends else None,
+            max_yielding_tokens=min((each for each in bounds if each is not None), default=None),
+            cost=None if rows.ends else prefill_cost,
             num_waiting=len(prefilling) + self.num_waiting,
         )
         for seq in self._admission.in_turn(prefilling, shares, self._known_ends_in_flight()):
-            shares.take(seq)
+            if not rows.sits_out(seq):
+                shares.take(seq)
         shares.share_out_rest()
         for seq, end in shares.ends.items():
             self._turns.give(seq, end - seq.num_planned_computed_tokens)
         self._making_way.count_set_aside()
-        if not shares.have_yielding:  # then it is the turn of rows
-            sitting_out = [seq for seq in rows_else if seq not in ends]
-            ends |= {seq: seq.num_planned_tokens for seq in sitting_out[: shares.num_left]}
-        ends |= shares.ends
-        if not ends:
+        rows.fill_up(shares)
+        if not rows.ends:
             return None
-        self.num_sat_out += sum(seq not in ends for seq in decoding)
-        note_passed(self._queues.runnable, ends, now_s)
-        return self._plan(ends)
+        self.num_sat_out += rows.num_sat_out
+        note_passed(self._queues.runnable, rows.ends, now_s)
+        return self._plan(rows.ends)
 
     def _plan(self, ends: Mapping[Sequence, int]) -> StepPlan:
         """Up to where each computes; in flight from here on."""

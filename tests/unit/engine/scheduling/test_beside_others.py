@@ -311,6 +311,25 @@ def test_a_prompt_that_cannot_use_its_turn_holds_no_row_up() -> None:
     assert row.num_output_tokens >= 10
 
 
+def test_rows_that_left_their_places_in_vain_sit_out_by_turns_like_any() -> None:
+    """Others' prompts wait for the places, and for a step that may have parts of prompts."""
+    run = Run(max_num_seqs=8)
+    rows = [run.started(yields=True, num_output_tokens=1000) for _ in range(4)]
+    for _ in range(4):
+        run.started(yields=False, num_output_tokens=400)
+    for _ in range(4):
+        run.start(yields=False, num_tokens=600)
+    before = run.num_tokens(rows)
+    for number in range(1, 9):
+        now_s = run.now_s + number / 10
+        plan = run.scheduler.schedule(0, beside_others=Allowed(1, 0, StepWork()), now_s=now_s)
+        assert plan is not None
+        assert len(plan.chunks) == 5
+        run.scheduler.update(plan, StepOutput(tokens=(SampledToken(7, 0.0),) * 5, duration_s=0.0))
+        assert sum(run.num_tokens(rows)) == sum(before) + number
+    assert run.num_tokens(rows) == [num + 2 for num in before]
+
+
 def test_rows_have_the_turn_of_a_prompt_that_cannot_use_it() -> None:
     """All of them, where the promise leaves as much."""
     run = Run(max_num_seqs=4, tpot_s=0.2)

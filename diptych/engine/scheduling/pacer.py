@@ -101,14 +101,14 @@ class Pacer:
     ) -> int | None:
         """Of the step that is decided now; None: no matter how many. Asking alone counts nothing.
 
-        ``decoding`` get a token with it, and all that are ``runnable`` want to be in it; ``work``
-        is all that is to be computed.
+        ``decoding`` get a token with it, and all that are ``runnable`` want to be in it, of which
+        those may that are prepared; ``work`` is all that is to be computed.
         """
         self._asked_s = now_s
         self.note(decoding, now_s)
         if not self._began or not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)
-        seqs = list(runnable)
+        seqs = [seq for seq in runnable if seq.is_prepared]
         upper_s = partial(self._upper_s, seqs, work, model)
         alone_s = model.decode.expected_s(work.without_prompts)
         firm_s = min(self._firm(now_s, alone_s), default=math.inf)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence as Many
+from concurrent.futures import Future
 
 import pytest
 
@@ -203,6 +204,17 @@ def test_who_could_not_be_waited_for_costs_nobody_else_their_pace() -> None:
     assert asked(Pacer(None, BUDGET), [hopeless], 0.0, [prompt], work) is None
     assert asked(Pacer(None, BUDGET), [other], 0.0, [prompt], work) == 256
     assert asked(Pacer(None, BUDGET), [hopeless, other], 0.0, [prompt], work) == 256
+
+
+def test_a_prompt_that_is_not_prepared_costs_nobody_their_pace() -> None:
+    """No step computes a part of it yet, whatever others have of it."""
+    seq, other = make_sequence(9, tpot_s=0.1), make_sequence(WAITS, due_s=10.0)
+    urgent = make_sequence(WAITS, due_s=0.33 + 0.35)
+    urgent.preparation = preparing = Future[None]()
+    work = StepWork(2, 0, 2 * WAITS)
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [urgent, other], work) == 0
+    preparing.set_result(None)
+    assert asked(Pacer(None, BUDGET), [seq], 0.0, [urgent, other], work) is None
 
 
 @pytest.mark.parametrize("expected", [0, 1, 100])

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -201,7 +201,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         inner_unary = handler.stream_unary or handler.unary_unary
 
-        async def unary(request: Any, context: Context) -> Message:
+        async def unary(request: Any, context: Context) -> Message | None:
             try:
                 with answering(context), self._place(place):
                     self._check(method, context)
@@ -211,6 +211,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of the process
                 await _abort(context, error, method)
+                return None
             return response
 
         if takes_stream:
@@ -321,7 +322,12 @@ def check_decoded(request: object) -> None:
         raise request.error
 
 
-async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
+async def _abort(context: Context, error: Exception, method: str) -> None:
+    """End the call with the error; its handler returns then, with whatever it likes.
+
+    gRPC keeps its AbortError with the call and raises it once the handler has returned. With our
+    frames, which have the call, the two would wait for the collector, with all that these have.
+    """
     if isinstance(error, DiptychError):
         status = to_status(error)
         logger.debug("rpc refused", extra={"method": method, "reason": error.reason})
@@ -332,8 +338,7 @@ async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
     untyped: Any = context  # the stubs lack abort_with_status
     try:
         await untyped.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError:
-        raise
+    except grpc.aio.AbortError as aborted:
+        aborted.__traceback__ = aborted.__context__ = None
     except grpc.aio.BaseError:  # who did not take an answer is gone before it took this
         raise asyncio.CancelledError from None
-    raise AssertionError("abort_with_status always raises")

@@ -5,6 +5,10 @@ import math
 from collections.abc import Callable
 
 
+def _nobody() -> None:
+    """Stands for who was told while it watched."""
+
+
 class WriteWatch:
     """Bounds how long one response may wait for its client.
 
@@ -46,8 +50,9 @@ class WriteWatch:
         self._began_s = None
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and know no more of who would be told."""
         self._began_s = None
+        self._on_stuck = _nobody
         if self._timer is not None:
             self._timer.cancel()
 

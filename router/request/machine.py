@@ -95,10 +95,9 @@ class RequestMachine:
             deps, self._retry, self._output, self._told, first_token_due_s, model_digest
         )
         # What is held now; read only, for others.
-        self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
-        self._fail_over = FailOver(
-            deps, self.attempt, self._retry, self._placing, self.emitted, self._do
-        )
+        do = self._actions.append  # a method of ours would lead back to whom it is given
+        self.attempt = Attempt(len(shape.prompt_ids), deps, do)
+        self._fail_over = FailOver(deps, self.attempt, self._retry, self._placing, self.emitted, do)
 
     @property
     def num_attempts(self) -> int:
@@ -135,9 +134,10 @@ class RequestMachine:
             self._placing.settled()
             if self._is_in_front:
                 self._is_in_front = False
-                self._do(actions.Settled())
+                self._actions.append(actions.Settled())
         self.wake_at_s = self._next_wake_s()
-        taken, self._actions = self._actions, []
+        taken = self._actions.copy()
+        self._actions.clear()
         return taken
 
     def _took_next(self, event: events.Tokens) -> bool:
@@ -208,7 +208,7 @@ class RequestMachine:
             if isinstance(placement, DiptychError):
                 self._fail(placement)
             elif placement is not None:
-                self._do(actions.Dequeue(is_placed=True))
+                self._actions.append(actions.Dequeue(is_placed=True))
                 self._open(placement)
 
     def _on_tick(self, now: float) -> None:
@@ -222,7 +222,7 @@ class RequestMachine:
             if error is not None:
                 self._fail(error)
             elif now >= self._retry.not_before_s:
-                self._do(actions.Pump())
+                self._actions.append(actions.Pump())
         elif self._stall_watch.due_s is not None and now >= self._stall_watch.due_s:
             if self._stall_watch.is_stuck(len(self.emitted), now):
                 self._on_stall()
@@ -359,7 +359,7 @@ class RequestMachine:
         self._retry.wait(self._deps.clock())
         self._is_in_front |= front
         self._move(RequestEvent.QUEUE)
-        self._do(actions.Enqueue(front))
+        self._actions.append(actions.Enqueue(front))
 
     def _follow(self, outcome: Met | None) -> None:
         """Do what meeting a failure left to do."""
@@ -393,20 +393,17 @@ class RequestMachine:
 
     def _finish(self, reason: int) -> None:
         self._close_all()
-        self._do(actions.Finish(reason))
+        self._actions.append(actions.Finish(reason))
 
     def _fail(self, error: DiptychError) -> None:
         self._close_all()
-        self._do(actions.Fail(error))
+        self._actions.append(actions.Fail(error))
 
     def _close_all(self) -> None:
         if self.state is RequestState.QUEUED:
-            self._do(actions.Dequeue(is_placed=False))
+            self._actions.append(actions.Dequeue(is_placed=False))
         self.attempt.close()
         self._move(RequestEvent.END)
 
     def _move(self, event: RequestEvent) -> None:
         self.state = REQUEST_TRANSITIONS.after(self.state, event) or self.state
-
-    def _do(self, action: Action) -> None:
-        self._actions.append(action)

@@ -214,6 +214,9 @@ class Session:
             self._timer.cancel()
         self._uncount()
         self._leave()
+        # What leads back here, as an error's traceback does: else only the collector frees it all.
+        self._on_failed = self._on_output = lambda: None
+        self._error = self._bug = None
 
     def give_up(self, why: str) -> None:
         """The client takes nothing: free everything; ``next_event`` raises SlowClientError."""
@@ -236,6 +239,7 @@ class Session:
     def timing(self) -> Timing:
         """What the request has waited for up to now, and how its KV came."""
         machine, attempt = self._machine, self._machine.attempt
+        told = attempt.transfer
         return replace(
             self._answer.timing(),
             kv_path=attempt.kv_path,
@@ -244,9 +248,7 @@ class Session:
             num_computed_prompt_tokens=machine.num_computed_prompt_tokens,
             prefill_worker=attempt.prefill_worker,
             decode_worker=attempt.decode_worker,
-            transfer=None
-            if attempt.transfer is None
-            else worker_messages.transfer(attempt.transfer),
+            transfer=None if told is None else worker_messages.transfer(told),
         )
 
     @property
@@ -257,8 +259,7 @@ class Session:
     @property
     def is_under_way(self) -> bool:
         """Whether its prompt is where it is needed."""
-        is_decoding = self._machine.state is RequestState.DECODING
-        return is_decoding or self._finish_reason is not None
+        return self._machine.state is RequestState.DECODING or self._finish_reason is not None
 
     @property
     def decode_worker(self) -> WorkerId | None:
@@ -418,10 +419,9 @@ class Session:
             case actions.Finish():
                 self._finish_reason = FinishReason(action.reason)
                 self._terms.finished(self.usage, self._finish_reason)
-                moments = self._answer.moments
-                last_s = moments.last_token_s or 0.0
                 if self._is_first:
-                    self._terms.ended(self.usage, moments.first_token_s, last_s)
+                    at = self._answer.moments
+                    self._terms.ended(self.usage, at.first_token_s, at.last_token_s or 0.0)
                 self._end()
             case actions.Fail():
                 self._error = action.error

@@ -5,6 +5,7 @@ import gc
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,11 @@ from diptych.errors import (
 )
 from diptych.step_model import StepCost, StepModel
 from diptych.v1 import inference_pb2
+from router.frontend.write_watch import WriteWatch
 from router.request.attempt import Attempt
+from router.request.machine import RequestMachine
+from router.request.response_builder import ResponseBuilder
+from router.request.session import Session
 from tests import metrics
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakePrefill
@@ -209,6 +214,29 @@ async def test_no_token_leaves_anything_to_the_collector(wide_model: Path) -> No
             await cluster.generate(num_tokens)
             left.append(gc.collect())
         assert left[2] < left[1] + 100
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_no_answer_and_no_error_leaves_its_session_to_the_collector(wide_model: Path) -> None:
+    """A router would stop for all of many sessions at once."""
+    async with running(wide_model, 1, 1, max_attempts=1) as cluster:
+        await cluster.generate()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                await cluster.generate()
+            cluster.decode[0].behaviour.pull_failures = 100
+            for _ in range(3):
+                answer = await generate(cluster.channel, token_request(PROMPT))
+                assert answer.error is not None
+            gc.collect()
+            left = Counter(type(each).__name__ for each in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        for kind in (Session, RequestMachine, WriteWatch, ResponseBuilder):
+            assert left[kind.__name__] == 0, left.most_common(30)
 
 
 async def test_metrics_count_only_what_a_resumed_answer_adds(

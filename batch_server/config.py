@@ -7,12 +7,11 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import AfterValidator, Field
 
-from diptych.address import is_host
+from diptych.address import LAST_PORT, is_host
 from diptych.process import ProcessConfig
 from router.client_settings import JwtSettings, PublicTls
 
 _MOST_BYTES = 2**30
-_LAST_PORT = 65535
 
 
 def _check_router(value: str) -> str:
@@ -32,7 +31,7 @@ def _is_url(text: str) -> bool:
         port = httpx.URL(text).port
     except httpx.InvalidURL:
         return False
-    return port is None or 0 < port <= _LAST_PORT
+    return port is None or 0 < port <= LAST_PORT
 
 
 RouterUrl = Annotated[str, AfterValidator(_check_router)]
@@ -70,7 +69,9 @@ class BatchServerConfig(ProcessConfig):
         min_length=1,
         description="Where all is kept: sqlite:///FILE, or postgresql+psycopg://….",
     )
-    http_port: int = Field(8001, ge=0, le=65535, description="Port of the HTTP API; 0 picks one.")
+    http_port: int = Field(
+        8001, ge=0, le=LAST_PORT, description="Port of the HTTP API; 0 picks one."
+    )
     public_tls: PublicTls = PublicTls()
     api_keys: Path | None = Field(
         None,

@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-_LAST_PORT: Final = 65535
-PORT_EXPECTED: Final = f"expected host:port, the port up to {_LAST_PORT}"
+LAST_PORT: Final = 65535
+PORT_EXPECTED: Final = f"expected host:port, the port up to {LAST_PORT}"
 # Before a colon gRPC takes such a word for how the rest is to be reached.
 _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 
@@ -17,18 +17,18 @@ def is_address(text: str) -> bool:
     """
     host, _, _ = text.rpartition(":")
     is_name = bool(host) and host.isascii() and host.isprintable() and " " not in host
-    port = _port_of(text)
-    is_port = port is not None and 0 < port <= _LAST_PORT
+    port = port_of(text)
+    is_port = port is not None and 0 < port <= LAST_PORT
     return is_name and is_port and host.partition(":")[0] not in _SCHEMES
 
 
 def has_own_port(target: str) -> bool:
     """Whether gRPC takes its port, if it says one, for that and no other; see ``is_address``."""
-    port = _port_of(target)
-    return port is None or port <= _LAST_PORT
+    port = port_of(target)
+    return port is None or port <= LAST_PORT
 
 
-def _port_of(text: str) -> int | None:
+def port_of(text: str) -> int | None:
     """What is behind the last colon, if it is a number; of a long one its beginning."""
     _, colon, port = text.rpartition(":")
     is_number = bool(colon) and port.isascii() and port.isdigit()
@@ -57,7 +57,7 @@ def check_host(text: str) -> str:
 def check_address(text: str) -> str:
     """Raises ValueError: it is none."""
     if not is_address(text):
-        raise ValueError(f"expected host:port, the port from 1 to {_LAST_PORT}")
+        raise ValueError(f"expected host:port, the port from 1 to {LAST_PORT}")
     return text
 
 

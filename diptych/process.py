@@ -36,6 +36,7 @@ from typing import Annotated, ClassVar, Literal, NoReturn, Protocol, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych import settings
+from diptych.address import LAST_PORT
 from diptych.errors import ConfigurationError
 from diptych.event_loop import EventLoop
 from diptych.loop_threads import loop_threads, stuck_at
@@ -78,13 +79,13 @@ class ProcessConfig(BaseModel):
     metrics_port: int | None = Field(
         None,
         ge=0,
-        le=65535,
+        le=LAST_PORT,
         description="Port of the Prometheus endpoint on the same host; 0 picks one, unset is off.",
     )
     health_port: int | None = Field(
         None,
         ge=0,
-        le=65535,
+        le=LAST_PORT,
         description="Port of the health service alone, without TLS, on the same host, for probes "
         "that speak none; 0 picks one, unset is off.",
     )

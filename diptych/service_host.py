@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import RestrictedRegistry
 
 from diptych import __version__, settings
-from diptych.address import is_host
+from diptych.address import LAST_PORT, is_host, port_of
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.connections import PROBES_SHARE, most_connections
@@ -389,9 +389,9 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def host_of(address: str) -> str:
     """Of the setting ``listen``. Raises ConfigurationError: it is not host:port."""
-    host, colon, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and int(port.lstrip("0")[:6] or 0) <= 65535
-    if not colon or not host or not is_port or not is_host(host):
+    host, _, _ = address.rpartition(":")
+    port = port_of(address)
+    if not host or port is None or port > LAST_PORT or not is_host(host):
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
     return host.removeprefix("[").removesuffix("]")
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from diptych.address import LAST_PORT
 from diptych.process import ProcessConfig
 from diptych.service_level import ObjectiveMs
 from diptych.tenant import MAX_LIMIT
@@ -25,7 +26,6 @@ from router.untaken import DEFAULT_BYTES
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _MOST_PROCESSES = 64
-_LAST_PORT = 65535
 _MOST_AT_ONCE = 16  # requests of one call: enough to fill steps, and not the queue
 
 
@@ -84,7 +84,9 @@ class RouterConfig(ProcessConfig):
     http: bool = Field(
         True, description="Serve the OpenAI-compatible HTTP API beside gRPC, on the same host."
     )
-    http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP API; 0 picks one.")
+    http_port: int = Field(
+        8000, ge=0, le=LAST_PORT, description="Port of the HTTP API; 0 picks one."
+    )
     http_metrics: bool = Field(
         True,
         description="Tell the metrics on the HTTP API's port too, to all who reach it; not those "
@@ -278,7 +280,7 @@ class RouterConfig(ProcessConfig):
         """Each process has its own where there are several, and no port is wanted twice."""
         ranges = self._port_ranges()
         for flag, ports in ranges.items():
-            if len(ports) > 1 and ports[-1] > _LAST_PORT:
+            if len(ports) > 1 and ports[-1] > LAST_PORT:
                 raise ValueError(
                     f"--{flag}: {ports[0]} leaves no ports behind it for {self.processes} processes"
                 )

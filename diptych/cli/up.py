@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych import settings
-from diptych.address import check_host
+from diptych.address import LAST_PORT, check_host
 from diptych.cli.cluster_child import ChildFailedError
 from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
@@ -61,14 +61,14 @@ class UpConfig(BaseModel):
     host: Annotated[str, AfterValidator(check_host)] = Field(
         "127.0.0.1", description="Address that all processes listen on."
     )
-    port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
+    port: int = Field(50051, ge=0, le=LAST_PORT, description="The router's port; 0 picks one.")
     http_port: int = Field(
-        8000, ge=0, le=65535, description="Port of the router's HTTP API; 0 picks one."
+        8000, ge=0, le=LAST_PORT, description="Port of the router's HTTP API; 0 picks one."
     )
     batch_port: int | None = Field(
         None,
         ge=0,
-        le=65535,
+        le=LAST_PORT,
         description="Start a batch server, too, with its HTTP API at this port; 0 picks one.",
     )
     batch_database: str = Field(

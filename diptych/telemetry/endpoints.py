@@ -2,7 +2,7 @@
 
 from urllib.parse import SplitResult, urlsplit
 
-_LAST_PORT = 65535
+from diptych.address import LAST_PORT
 
 
 def check_endpoint(value: str) -> str:
@@ -15,7 +15,7 @@ def check_endpoint(value: str) -> str:
     if "@" in value or parts.query or parts.fragment:
         raise ValueError("expected no user, password, query and fragment (got some of them)")
     if not _has_port(parts):
-        raise ValueError(f"expected a port from 1 to {_LAST_PORT}")
+        raise ValueError(f"expected a port from 1 to {LAST_PORT}")
     return value
 
 

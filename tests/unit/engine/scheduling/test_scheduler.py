@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from diptych.engine.scheduling.scheduler import SchedulerConfig
-from diptych.engine.scheduling.sequence import SequenceState
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput
 from diptych.errors import (
     BlocksExhaustedError,
@@ -301,22 +301,23 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     assert step(scheduler)[0].num_tokens == 32
 
 
-def test_who_was_handed_over_does_not_wait_behind_prompts_that_fill_steps() -> None:
-    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=3)
+def beside_prompts(max_num_seqs: int) -> tuple[Scheduler, list[Sequence], Sequence]:
+    """Two prompts that fill a step each, and one that was handed over after them."""
+    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=max_num_seqs)
     prompts = [make_sequence([number] * 16, prefill_only=True) for number in (1, 2)]
     for prompt in prompts:
         scheduler.add_prefill(prompt)
-    handed_over = start_handed_over(scheduler, make_sequence([6] * 7))
+    return scheduler, prompts, start_handed_over(scheduler, make_sequence([6] * 7))
+
+
+def test_who_was_handed_over_does_not_wait_behind_prompts_that_fill_steps() -> None:
+    scheduler, prompts, handed_over = beside_prompts(max_num_seqs=3)
     assert sequences_of(step(scheduler)[1]) == [handed_over, prompts[0]]
     assert handed_over.num_output_tokens == 2
 
 
 def test_where_places_are_short_who_was_handed_over_waits_for_its_turn() -> None:
-    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=2)
-    prompts = [make_sequence([number] * 16, prefill_only=True) for number in (1, 2)]
-    for prompt in prompts:
-        scheduler.add_prefill(prompt)
-    handed_over = start_handed_over(scheduler, make_sequence([6] * 7))
+    scheduler, prompts, handed_over = beside_prompts(max_num_seqs=2)
     assert sequences_of(step(scheduler)[1]) == [prompts[0]]
     assert sequences_of(step(scheduler)[1]) == [handed_over, prompts[1]]
 

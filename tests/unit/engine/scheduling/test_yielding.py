@@ -58,14 +58,19 @@ def after_others(at_s: float = 0.0) -> ShortSteps:
     return short
 
 
-def test_a_prompt_that_comes_later_is_computed_first_and_alone() -> None:
-    scheduler = make_scheduler(64, max_num_seqs=8, max_batched_tokens=16)
+@pytest.mark.parametrize(("max_num_seqs", "num_set_aside"), [(8, 0), (1, 1)])
+def test_a_prompt_that_comes_later_is_computed_first_and_alone(
+    max_num_seqs: int, num_set_aside: int
+) -> None:
+    """One that is begun leaves its place, where that is wanted."""
+    scheduler = make_scheduler(64, max_num_seqs=max_num_seqs, max_batched_tokens=16)
     of_batch = add(scheduler, 40, 1, yields=True)
     assert lengths(scheduler) == {of_batch: 16}
     other = add(scheduler, 20, 2, yields=False)
     assert lengths(scheduler) == {other: 16}
     assert lengths(scheduler) == {other: 4}
     assert lengths(scheduler) == {of_batch: 16}
+    assert (scheduler.num_set_aside, scheduler.num_preemptions) == (num_set_aside, 0)
 
 
 def test_prompts_that_wait_come_by_class_and_then_by_arrival() -> None:
@@ -74,17 +79,6 @@ def test_prompts_that_wait_come_by_class_and_then_by_arrival() -> None:
     others = [add(scheduler, 8, number, yields=False) for number in (3, 4)]
     assert sequences_of(step(scheduler)[1]) == others
     assert sequences_of(step(scheduler)[1]) == batch
-
-
-def test_a_prompt_that_is_begun_leaves_its_place_to_one_that_comes_later() -> None:
-    scheduler = make_scheduler(64, max_num_seqs=1, max_batched_tokens=16)
-    of_batch = add(scheduler, 40, 1, yields=True)
-    assert lengths(scheduler) == {of_batch: 16}
-    other = add(scheduler, 20, 2, yields=False)
-    assert lengths(scheduler) == {other: 16}
-    assert lengths(scheduler) == {other: 4}
-    assert lengths(scheduler) == {of_batch: 16}
-    assert (scheduler.num_set_aside, scheduler.num_preemptions) == (1, 0)
 
 
 def test_a_prompt_that_left_its_place_keeps_the_blocks_that_readers_know_of() -> None:

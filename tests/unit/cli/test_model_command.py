@@ -100,6 +100,10 @@ def test_ctrl_c_ends_what_threads_fetch(tmp_path: Path, monkeypatch: pytest.Monk
             raise AssertionError("it was not interrupted")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     before = signal.getsignal(signal.SIGINT)
-    assert main(["model", "fetch", "org/name", "--cache-dir", str(tmp_path)]) == 130
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        assert main(["model", "fetch", "org/name", "--cache-dir", str(tmp_path)]) == 130
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, ours)

@@ -212,6 +212,11 @@ class SimulatedEngine:
         return min(0.0, age_s - self.told_model.decode.expected_s(work))
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether it computes anything now."""
+        return self._step is not None or bool(self._ends_s)
+
+    @property
     def num_listeners(self) -> int:
         """Sequences that somebody wants to hear of."""
         return len(self._listeners)

@@ -9,8 +9,11 @@ from diptych.simulation.seen import Told
 from diptych.step_model import StepModel
 from router.placement.views import WorkerId
 
-_LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
+# Between two messages on Watch that tell of load, which each step changes; of a worker at rest.
+_LOAD_GAP_S = 0.25
+_LONGEST_GAP_S = 1.0
 _LEAST_GAP_S = 0.02  # where another router's work came
+_HARDLY = 0.001  # of its time: a worker at rest has nothing else to tell
 
 
 class _Stream:
@@ -97,3 +100,7 @@ class SimulatedWorker:
         stream.told_s = self._agenda.now_s
         self.tell_cache()
         stream.hear(Told(self.engine))
+        if self.engine.is_stepping:
+            self._tell_soon(stream, _LOAD_GAP_S)
+        elif self.engine.prefill_time_ratio > _HARDLY:
+            self._tell_soon(stream, _LONGEST_GAP_S)

@@ -242,7 +242,7 @@ def assert_as_single_ones(shapes: list[Shape]) -> None:
 def test_steps_that_only_decode_are_few_events() -> None:
     def num_events(*, may_leap: bool) -> int:
         made = setup(Split(1, 1), may_leap=may_leap)
-        return run(Simulation(made, iter([Shape(0.0, 20, 60)]))).num_events
+        return run(Simulation(made, iter([Shape(0.0, 20, 150)]))).num_events
 
     assert num_events(may_leap=False) - num_events(may_leap=True) > 50
 

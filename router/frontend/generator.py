@@ -348,6 +348,7 @@ class _Answer:
         """Free everything and leave a record of how it ended."""
         self.watch.close()
         session, builder = self._session, self._builder
+        self._session = None  # several choices know this answer: else only the collector frees it
         if session is None or builder is None:
             self.observer.ended(outcome)
             return

@@ -1,11 +1,13 @@
 """How answers over HTTP end that do not go well: drains, failures, refusals, slow readers."""
 
 import asyncio
+import gc
 import json
 import logging
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,9 @@ import pytest
 from router.frontend.http.event_stream import EventStream
 from router.frontend.http.protocol import MAX_HEAD_BYTES
 from router.generation.answer import Delta
+from router.request.machine import RequestMachine
+from router.request.response_builder import ResponseBuilder
+from router.request.session import Session
 from tests import metrics
 from tests.integration import fake_workers
 from tests.integration.router_rig import PATIENT, PROMPT, TIMERS, eventually, running, serving
@@ -144,6 +149,30 @@ async def test_detail_20_a_client_that_leaves_frees_everything(
             waiting.cancel()
         await cluster.wait_free()
         assert await outcome(client, "cancelled") == 2
+
+
+async def test_no_client_that_leaves_leaves_its_session_to_the_collector(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    """A router would stop for all of many sessions at once."""
+    async with serving(wide_model, tmp_path) as (cluster, client):
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for settings in ({}, {"n": 2}, {"prompt": [PROMPT, PROMPT]}):
+                asked = body_of(wide_model, FOR_EVER, stream=True, **settings)
+                async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+                    await anext(stream.aiter_bytes())
+                await cluster.wait_free()
+            gc.collect()
+            left = Counter(type(each).__name__ for each in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        for kind in (Session, RequestMachine, ResponseBuilder):
+            assert left[kind.__name__] == 0, left.most_common(30)
 
 
 async def test_detail_22_health_is_good_only_while_a_request_could_be_served(

@@ -29,7 +29,7 @@ from diptych.errors import (
     WorkerLostError,
 )
 from diptych.step_model import StepCost, StepModel
-from diptych.v1 import inference_pb2
+from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router.frontend.write_watch import WriteWatch
 from router.request.attempt import Attempt
 from router.request.machine import RequestMachine
@@ -43,6 +43,7 @@ from tests.integration.router_rig import (
     Cluster,
     eventually,
     expected,
+    failure_of,
     running,
 )
 
@@ -218,18 +219,24 @@ async def test_no_token_leaves_anything_to_the_collector(wide_model: Path) -> No
 
 @pytest.mark.usefixtures("no_collector")
 async def test_no_answer_and_no_error_leaves_its_session_to_the_collector(wide_model: Path) -> None:
-    """A router would stop for all of many sessions at once."""
+    """A router would stop for all of many sessions at once. Nor do several choices."""
+    several = token_request(PROMPT, max_tokens=6)
+    several.sampling.n = 2
     async with running(wide_model, 1, 1, max_attempts=1) as cluster:
+        ask = inference_pb2_grpc.InferenceStub(cluster.channel).Generate
         await cluster.generate()
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             for _ in range(3):
                 await cluster.generate()
+                answered = [each async for each in ask(several)]
+                assert answered[-1].summary.usage.num_output_tokens == 12
             cluster.decode[0].behaviour.pull_failures = 100
             for _ in range(3):
                 answer = await generate(cluster.channel, token_request(PROMPT))
                 assert answer.error is not None
+                await failure_of(ask(several))
             gc.collect()
             left = Counter(type(each).__name__ for each in gc.garbage)
         finally:

@@ -75,6 +75,8 @@ class Posted:
     async def _work(self, exchange: Exchange, data: bytes) -> None:
         try:
             await self.answer(exchange, data)
+        except asyncio.CancelledError as error:  # the task keeps it, and its frames know the task:
+            raise error.with_traceback(None) from None  # else only the collector frees the answer
         except Exception as error:  # noqa: BLE001 - the boundary between requests
             if not exchange.leave_if_cut():
                 await self._fail(exchange, error)

@@ -35,6 +35,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from diptych.constraint import MAX_GRAMMAR_BYTES
 from diptych.text.call_form import or_calls
 from diptych.text.grammars import LIMITS, REPLAY_S, REPLAYED_AT_ONCE
+from diptych.text.literal_numbers import check_lark, check_schema
 from diptych.text.mark import Mark
 from diptych.text.thought_form import ThoughtForm
 
@@ -63,6 +64,7 @@ def write_grammar(kind: str, texts: list[str]) -> str:
         case "json_schema":
             if texts[0].strip() == "false":
                 raise ValueError("no value fits false")
+            check_schema(texts[0])
             schema = "{}" if texts[0].strip() == "true" else texts[0]  # options need an object
             return llguidance.LLMatcher.grammar_from_json_schema(
                 schema, defaults={"whitespace_pattern": _WHITESPACE}
@@ -70,6 +72,7 @@ def write_grammar(kind: str, texts: list[str]) -> str:
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(texts[0])
         case "grammar":
+            check_lark(texts[0])
             return llguidance.LLMatcher.grammar_from_lark(_as_lark(texts[0]))
     lark = "start: " + " | ".join(map(_quoted, texts))
     return llguidance.LLMatcher.grammar_from_lark(lark)

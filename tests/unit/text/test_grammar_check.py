@@ -72,6 +72,52 @@ def test_a_schema_says_what_fits() -> None:
         assert found.get("num_fitting") == num_fitting
 
 
+@pytest.mark.parametrize(
+    ("number", "is_kept"),
+    [
+        (0, True),
+        (2**53, True),
+        (-(2**53), True),
+        (2**53 + 1, False),
+        (1234567890123456789, False),
+        (-1234567890123456789, False),
+        (10**18, True),
+        (2**63 - 1, True),
+        (2**63, False),
+        (-(2**63), False),
+        (2**64 - 1, False),
+        (10**22, True),
+        (10**400, False),
+    ],
+)
+@pytest.mark.parametrize(
+    "schema",
+    ['{"enum": [true, NUMBER]}', '{"properties": {"enum": {"const": {"a": [NUMBER]}}}}'],
+)
+def test_a_number_that_would_be_rounded_is_refused(schema: str, number: int, is_kept: bool) -> None:
+    """No output but another number would fit."""
+    written = schema.replace("NUMBER", str(number))
+    for kind, text in (("json_schema", written), ("grammar", f'start: "x" %json {written}')):
+        problem = grammar_check.check(kind, [text], b"").get("problem")
+        assert (problem is None) is is_kept, problem
+        assert is_kept or "rounded" in str(problem)
+    if is_kept and "enum" in schema[:8]:
+        output = str(number).encode()
+        found = grammar_check.check("json_schema", [written], output)
+        assert found.get("num_fitting") == len(output)
+
+
+def test_a_number_that_is_no_value_may_be_rounded() -> None:
+    """As the bounds of what fits in 64 bits are, which many libraries write."""
+    for said in (
+        '"type": "integer", "maximum": NUMBER',
+        '"default": NUMBER',
+        '"properties": {"const": {"maximum": 1}}',
+    ):
+        schema = "{" + said.replace("NUMBER", str(2**64 - 1)) + "}"
+        assert "grammar" in grammar_check.check("json_schema", [schema], b""), schema
+
+
 def test_a_schema_that_nothing_fits_says_so() -> None:
     assert grammar_check.check("json_schema", ["false"], b"") == {"problem": "no value fits false"}
 

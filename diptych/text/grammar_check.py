@@ -48,6 +48,7 @@ _NUM_TRIED: Final = 256  # bytes
 MAX_TRIED_S: Final = 0.1
 _AMBIGUOUS: Final = "it is ambiguous: an output costs more with each token"
 _MAX_PROBLEM_CHARACTERS: Final = 200
+_REASON: Final = "error: "
 _WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
 
 
@@ -222,7 +223,12 @@ def _answer_all() -> None:
 
 
 def _one_line(problem: str) -> str:
-    return (problem.strip().partition("\n")[0] or "nothing fits it")[:_MAX_PROBLEM_CHARACTERS]
+    """What a regular expression lacks stands behind a drawing of it."""
+    first, *others = problem.strip().split("\n")
+    marked = (each for each in others if each.startswith(_REASON))
+    reason = next(marked, "").removeprefix(_REASON)[:_MAX_PROBLEM_CHARACTERS]
+    first = (first or "nothing fits it")[: _MAX_PROBLEM_CHARACTERS - len(reason)]
+    return f"{first} {reason}".rstrip()
 
 
 _BYTES: Final = llguidance.LLTokenizer("byte")

@@ -1,6 +1,7 @@
 """A constraint as a grammar: what no worker would take is refused before any is asked."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import llguidance
@@ -50,6 +51,23 @@ def test_lark_is_told_from_gbnf(grammar: str) -> None:
 )
 def test_what_a_grammar_lacks_is_said_in_its_own_terms(grammar: str, problem: str) -> None:
     assert problem in str(grammar_check.check("grammar", [grammar], b"")["problem"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(", "unclosed group"),
+        ("(?=a)a", "look-ahead"),
+        ("b" * 300 + "(", "unclosed group"),
+        (r"\p{Foo}", "Unicode property not found"),
+    ],
+)
+def test_what_is_wrong_with_a_regular_expression_is_said(pattern: str, reason: str) -> None:
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    for kind, text in (("regex", pattern), ("json_schema", schema)):
+        problem = str(grammar_check.check(kind, [text], b"")["problem"])
+        assert reason in problem
+        assert "\n" not in problem
 
 
 @pytest.mark.parametrize("text", [*map(chr, range(1, 32)), "\x7f", "a\x7fb", "\\\x7f", "\x80", "é"])

@@ -44,6 +44,7 @@ def make_app(
             Exception: crashed,
         },
     )
+    app.router.redirect_slashes = False  # to http, behind a proxy that ends TLS: in the clear
     return Identified(Authenticated(app, callers, _ignore))
 
 

@@ -63,3 +63,13 @@ async def test_what_a_long_text_becomes_can_be_read_again(
     for path, name in (("/tokenize", "prompt"), ("/detokenize", "tokens")):
         wrong = await http.post(path, json={name: [100_000]})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, f"{name}[0]")
+
+
+async def test_a_path_that_is_not_there_leads_nowhere_else(
+    http: httpx.AsyncClient, model: str
+) -> None:
+    """Behind a proxy that ends TLS a client would be led to http, and say all in the clear."""
+    for path in ("/v1/completions/", "/v1/chat/completions/"):
+        missing = await http.post(path, json=body_of(model))
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    assert (await http.get("/health/")).status_code == 404

@@ -67,6 +67,7 @@ def make_app(
         ],
         exception_handlers={HTTPException: unknown, Exception: crashed},
     )
+    app.router.redirect_slashes = False  # to http, behind a proxy that ends TLS: in the clear
 
     def record(path: str, exchange: Exchange, error: InvalidApiKeyError) -> None:
         route = posted.get(path)

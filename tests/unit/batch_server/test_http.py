@@ -48,6 +48,14 @@ async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (told["object"], told["status"]) == ("file", "processed")
 
 
+async def test_a_path_that_is_not_there_leads_nowhere_else(tmp_path: Path) -> None:
+    """Behind a proxy that ends TLS a client would be led to http, and say all in the clear."""
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        for path in ("/v1/files/", "/v1/batches/"):
+            assert (await client.get(path)).status_code == 404
+            assert (await client.post(path, json={})).status_code == 404
+
+
 async def test_a_file_ends_with_its_last_byte(tmp_path: Path) -> None:
     """Else the client's next request would come before the end of this answer."""
     sent: list[Message] = []

@@ -26,7 +26,12 @@ def check_schema(text: str) -> None:
 def check_lark(text: str) -> None:
     """Of the schemas in a grammar. Raises ValueError."""
     for match in _WITHIN_LARK.finditer(text):
-        _check(text, match.end())
+        begin = match.end()
+        try:
+            _check(text, begin)
+        except ValueError as error:
+            line, column = text.count("\n", 0, begin) + 1, begin - text.rfind("\n", 0, begin)
+            raise ValueError(f"at {line}({column}): {error}") from None
 
 
 def _check(text: str, begin: int) -> None:

@@ -30,14 +30,13 @@ from router.frontend import validation
 from router.frontend.checked_form import CheckedForm
 from router.frontend.constraint_check import ConstraintCheck
 from router.frontend.fair_places import FairPlaces
-from router.frontend.field_names import renamed
 from router.frontend.free_calls import calls_beside
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
 from router.frontend.thoughts import thoughts_of
-from router.frontend.tools import constraint_of
+from router.frontend.tools import constraint_of, of_tools
 from router.frontend.validation import CheckLength, EncodedPrompt, ModelFacts, check_room
-from router.generation.request import GenerationRequest, TokenPrompt
+from router.generation.request import ChatPrompt, GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.resolved import ResolvedRequest
 
@@ -287,9 +286,9 @@ class Admission:
         try:
             return await _within(deadline_s, checking(b"".join(spellings)))
         except InvalidRequestError as error:
-            if is_given:
+            if is_given or not isinstance(request.prompt, ChatPrompt):
                 raise
-            raise renamed(error, {"sampling.constraint.grammar": "chat.tools"}) from None
+            raise of_tools(error, request.prompt) from None
 
     def _resolve(
         self,

@@ -15,7 +15,7 @@ from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import SamplingOptions
 from diptych.text.chat_template import Tool
-from diptych.text.response.forced_calls import forced_calls
+from diptych.text.response.forced_calls import by_tool, forced_calls
 from router.frontend.field_names import renamed
 from router.frontend.json_values import have_more_values
 from router.generation.request import ChatPrompt, GenerationRequest, ToolChoice
@@ -78,6 +78,13 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
     except InvalidRequestError as error:
         raise renamed(error, {"chat.tools.grammar": "chat.tools"}) from None
     return made
+
+
+def of_tools(error: InvalidRequestError, chat: ChatPrompt) -> InvalidRequestError:
+    """A refusal of what ``constraint_of`` made of them, by the name of the one that is wrong."""
+    told = renamed(error, {"sampling.constraint.grammar": "chat.tools"})
+    message = by_tool(told.message.removeprefix(f"{told.field}: "), chat.forced_tools)
+    return InvalidRequestError(message, field=told.field)
 
 
 def check_arguments(texts: Sequence[str], field: str) -> None:

@@ -346,7 +346,7 @@ async def test_tools_are_told_of_unless_none_may_be_called(
 
 async def test_bad_tools_are_named(openai_client: openai.AsyncOpenAI, model: str) -> None:
     twice = {"tools": [TOOLS[0], TOOLS[0]]}
-    hopeless = {"tools": [tool("f", x={"not": {}})], "tool_choice": "required"}
+    hopeless = {"tools": [*TOOLS, tool("f", x={"not": {}})], "tool_choice": "required"}
     unknown = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
     for asked, param in (
         (twice, "tools[1].function.name"),
@@ -357,6 +357,7 @@ async def test_bad_tools_are_named(openai_client: openai.AsyncOpenAI, model: str
         with pytest.raises(openai.BadRequestError) as caught:
             await chat(openai_client, model, **{**asked, "extra_body": {}})
         assert caught.value.param == param
+        assert asked is not hopeless or "f: failed to compile" in caught.value.message
 
 
 # What the Responses API says of the same functions, turns and samples.

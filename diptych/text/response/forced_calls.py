@@ -5,6 +5,7 @@ not matter which marks of theirs are tokens without a text.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {**_ANY_OBJECT, "additionalProperties": False}  # a function without parameters
 _WHITESPACE: Final = {"whitespace_pattern": r"[ \n]{1,8}"}  # models end up in loops of what is free
 _MOST_CALLS: Final = 32
+_AT_LINE: Final = re.compile(r"\bat (\d+)\(\d+\): ")
 
 FORCED_CALLS: Final = ResponseTemplate.read(
     {
@@ -46,3 +48,15 @@ def forced_calls(tools: Sequence[Tool], *, is_parallel: bool) -> Constraint:
         lines.append(f'call_{index}: {json.dumps(begin)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {written}")
     return Constraint.grammar("\n".join(lines))
+
+
+def by_tool(problem: str, tools: Sequence[Tool]) -> str:
+    """What is wrong with the grammar of these tools, which nobody but us has seen: of which tool.
+
+    It has two lines for each, behind the first two.
+    """
+    at = _AT_LINE.search(problem)
+    index = -1 if at is None else (int(at[1]) - 3) // 2
+    if at is None or not 0 <= index < len(tools):
+        return problem
+    return f"{problem[: at.start()]}{tools[index].name}: {problem[at.end() :]}"

@@ -8,7 +8,9 @@ import llguidance
 import pytest
 
 from diptych.text import grammar_check
+from diptych.text.chat_template import Tool
 from diptych.text.mark import Mark
+from diptych.text.response.forced_calls import by_tool, forced_calls
 from diptych.text.thought_form import ThoughtForm
 
 
@@ -68,6 +70,23 @@ def test_what_is_wrong_with_a_regular_expression_is_said(pattern: str, reason: s
         problem = str(grammar_check.check(kind, [text], b"")["problem"])
         assert reason in problem
         assert "\n" not in problem
+
+
+@pytest.mark.parametrize("bad", [{"not": {}}, {"enum": [2**60 + 1]}, {"pattern": "("}])
+@pytest.mark.parametrize("index", range(3))
+def test_of_calls_that_cannot_be_held_to_it_is_said_of_which_tool(
+    bad: dict[str, object], index: int
+) -> None:
+    properties: list[dict[str, object]] = [{"type": "string"}] * 3
+    properties[index] = bad
+    tools = [
+        Tool(f"tool-{number}", "two\nlines", {"properties": {"a": each}})
+        for number, each in enumerate(properties)
+    ]
+    (grammar,) = forced_calls(tools, is_parallel=True).texts
+    problem = str(grammar_check.check("grammar", [grammar], b"")["problem"])
+    assert by_tool(problem, tools).startswith(f"tool-{index}: ")
+    assert by_tool("something else", tools) == "something else"
 
 
 @pytest.mark.parametrize("text", [*map(chr, range(1, 32)), "\x7f", "a\x7fb", "\\\x7f", "\x80", "é"])

@@ -5,6 +5,7 @@ name; a parameter that is added there is read here without a change. Types are c
 here, ranges where gRPC's are, in the router's validation.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ from router.frontend.http.body import StrictModel, validated
 # An answer over HTTP has no place for margins; constraints have names of their own.
 _NOT_BY_NAME: Final = frozenset({"return_margins", "constraint"})
 
+_ID: Final = re.compile("0|[1-9][0-9]{0,18}")
 _EVERY_TOKEN: Final = -1  # for top_k, as vLLM says it; ours is 0
 _ANY_SEED: Final = -1  # as vLLM and its clients say that they want none of their own
 _LEAST_SEED: Final = -(2**63)  # as OpenAI has it
@@ -70,8 +72,8 @@ def _by_token_id(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError("should be an object with a number for each token id")
     for name in value:
-        if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
-            raise ValueError(f"{name!r} is not a token id")
+        if not _ID.fullmatch(name):
+            raise ValueError(f"{name[:64]!r} is not a token id")
     return {int(name): number for name, number in value.items()}
 
 

@@ -32,6 +32,13 @@ def test_a_seed_of_more_bits_is_refused(said: int) -> None:
         check_options(read_sampling({"seed": said}), "sampling")
 
 
+@pytest.mark.parametrize("said", ["1" * 5000, "1" * 30, "01", "\u0661", "-1", ""])
+def test_what_is_no_token_id_is_called_so(said: str) -> None:
+    """However long: Python's own limits are no news to a client."""
+    with pytest.raises(InvalidRequestError, match=r"^logit_bias: '.{0,64}' is not a token id$"):
+        read_sampling({"logit_bias": {said: 1}})
+
+
 @pytest.mark.parametrize("prompt", ["p", ["p", "q"]])
 def test_what_is_wrong_with_echoed_log_probabilities_is_named_as_its_client_wrote_it(
     prompt: object,

@@ -207,6 +207,16 @@ def test_values_that_make_no_cluster_are_refused(
 
 
 @pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("name", ["my.release", "1st", "a-release-of-many-lette.rs"])
+def test_a_release_after_which_no_service_can_be_called_has_to_have_another_name(
+    helm: Release, name: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"fullnameOverride: {name}"):
+        template(helm, name=name)
+    assert "name: own-router\n" in template(helm, (), "--set=fullnameOverride=own", name=name)
+
+
+@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize(
     "values",
     [

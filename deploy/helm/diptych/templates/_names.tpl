@@ -1,12 +1,16 @@
 {{/* Names and labels. Pods of a StatefulSet carry its name and a hash in a label: 28 + "-prefill-" + 14 leaves room. */}}
 {{- define "diptych.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
-{{- else -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- $full | trunc 28 | trimSuffix "-" -}}
+{{- $full = contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
 {{- end -}}
+{{- $full = $full | trunc 28 | trimSuffix "-" -}}
+{{- /* Releases may have other names, services may not: Kubernetes would refuse these alone, with all else installed. */ -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
+{{- fail (printf "fullnameOverride: %s begins names of services, which have to be of small letters, digits and hyphens, with a letter first: say another" $full) -}}
+{{- end -}}
+{{- $full -}}
 {{- end -}}
 
 {{- define "diptych.routerName" -}}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from opentelemetry.context import Context
@@ -10,6 +10,7 @@ from opentelemetry.context import Context
 from decode_worker.outbox import NewToken
 from decode_worker.router_sequences import Fallback
 from diptych.engine.scheduling.sequence import Sequence
+from diptych.errors import LeaseExpiredError
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import EngineMetrics, TransferMetrics
 from diptych.telemetry.stages import Stage
@@ -32,6 +33,23 @@ def outcome_names() -> list[str]:
     return [*names, CANCELLED]
 
 
+class Pulling(NamedTuple):
+    """A pull that runs: whose it is, what its span hangs under, and since when (monotonic, s)."""
+
+    sequence_id: int
+    parent: Context
+    bound_at: float
+    num_reused_tokens: int  # that it need not bring
+
+
+class _LeaseEnded(NamedTuple):
+    """A pull whose lease ended under it, at ``at`` (monotonic, s); ``name`` if it was wanted."""
+
+    pulling: Pulling
+    name: str
+    at: float
+
+
 @dataclass(slots=True)
 class _Trace:
     """What is remembered of one sequence for its spans. Monotonic times, s."""
@@ -41,18 +59,15 @@ class _Trace:
     num_reused_tokens: int  # whose KV the prefix cache had
     started_at: float | None = None
     fallback: Fallback | None = None  # until its first token
-
-
-class Pulling(NamedTuple):
-    """A pull that runs: what its span hangs under, and since when (monotonic, s)."""
-
-    parent: Context
-    bound_at: float
-    num_reused_tokens: int  # that it need not bring
+    leases_ended: list[_LeaseEnded] = field(default_factory=list)  # until the router says more
 
 
 class StreamObserver:
-    """One per stream; implements decode_worker.router_sequences.SequenceObserver."""
+    """One per stream; implements decode_worker.router_sequences.SequenceObserver.
+
+    A router that wants a request no more ends its lease and releases its sequence, and the source
+    may tell of the first before the second comes: such a pull is told of with the next command.
+    """
 
     def __init__(
         self, spans: tracing.Tracing, engine: EngineMetrics, transfer: TransferMetrics
@@ -69,10 +84,12 @@ class StreamObserver:
 
     def bound(self, command: decode_pb2.Bind) -> None:
         """A pull is about to begin."""
+        self._tell_leases_ended(self._traces.get(command.sequence_id))
         self._set_attempt(command.sequence_id, command.trace_context)
 
     def started(self, command: decode_pb2.Start, seq: Sequence, fallback: Fallback | None) -> None:
         """It runs."""
+        self._tell_leases_ended(self._traces.get(command.sequence_id))
         self._set_attempt(command.sequence_id, command.trace_context)
         if fallback is not None:
             self._engine.local_prefills[fallback.value].inc()
@@ -93,6 +110,8 @@ class StreamObserver:
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None:
         """Its last word was said."""
         trace = self._traces.pop(seq.key.sequence_id, None)
+        is_released = not ended.HasField("failure")
+        self._tell_leases_ended(trace, CANCELLED if is_released else None)
         if trace is None or trace.started_at is None:
             return
         self._spans.record(
@@ -112,8 +131,8 @@ class StreamObserver:
         """The sequence's newest pull begins: for what is told of it later."""
         trace, now = self._traces.get(sequence_id), time.monotonic()
         if trace is None:
-            return Pulling(Context(), now, 0)
-        return Pulling(trace.attempt, now, trace.num_reused_tokens)
+            return Pulling(sequence_id, Context(), now, 0)
+        return Pulling(sequence_id, trace.attempt, now, trace.num_reused_tokens)
 
     def pulled(self, pulling: Pulling, stats: common_pb2.TransferStats) -> None:
         """A pull was proven."""
@@ -135,17 +154,32 @@ class StreamObserver:
         }
         if stats.read_s:
             facts[attributes.TRANSFER_GB_PER_S] = stats.num_bytes / stats.read_s / 1e9
-        parent, bound_at, _ = pulling
-        whole = self._spans.record(Stage.TRANSFER, parent, bound_at, now, attributes=facts)
+        whole = self._spans.record(
+            Stage.TRANSFER, pulling.parent, pulling.bound_at, now, attributes=facts
+        )
         exposed_at = now - stats.exposed_s
         self._spans.record(Stage.TRANSFER_EXPOSED, whole, exposed_at, now)
 
     def pull_failed(self, pulling: Pulling, error: PullError | None) -> None:
         """A pull ended without proof; None: it was not wanted any more."""
         name = CANCELLED if error is None else failure_name(error.failure)
+        trace, now = self._traces.get(pulling.sequence_id), time.monotonic()
+        if error is None or error.refusal != LeaseExpiredError.reason or trace is None:
+            self._tell_failed(pulling, name, now)
+        else:
+            trace.leases_ended.append(_LeaseEnded(pulling, name, now))
+
+    def _tell_leases_ended(self, trace: _Trace | None, name: str | None = None) -> None:
+        """It is known by now whether these pulls were wanted; ``name``: they were not."""
+        if trace is None:
+            return
+        for ended in trace.leases_ended:
+            self._tell_failed(ended.pulling, name or ended.name, ended.at)
+        trace.leases_ended.clear()
+
+    def _tell_failed(self, pulling: Pulling, name: str, at: float) -> None:
         self._transfer.failed_pulls[name].inc()
-        parent, bound_at, _ = pulling
-        self._spans.record(Stage.TRANSFER, parent, bound_at, time.monotonic(), error=name)
+        self._spans.record(Stage.TRANSFER, pulling.parent, pulling.bound_at, at, error=name)
 
     def _set_attempt(self, sequence_id: int, trace_context: Mapping[str, str]) -> None:
         """A router that does not say it hangs everything under the same."""

@@ -137,3 +137,42 @@ def test_each_span_is_part_of_what_the_router_said(
     assert parents == [FIRST, SECOND, SECOND, RUN]
     assert exposed.parent == pull.context
     assert [f"{link.context.span_id:016x}" for link in run.links] == [SECOND]
+
+
+def leases_end(observer: StreamObserver) -> Sequence:
+    """The lease ends under a pull, and the source tells of it first."""
+    command, sequence = reserve()
+    observer.reserved(command, sequence)
+    observer.bound(decode_pb2.Bind(sequence_id=7, trace_context=context(FIRST)))
+    failure = decode_pb2.PULL_FAILURE_TICKET_INVALID
+    error = PullError(failure, "the lease has ended", refusal="LEASE_EXPIRED")
+    observer.pull_failed(observer.pulling(7), error)
+    return sequence
+
+
+def test_a_pull_whose_lease_ends_before_its_release_comes_was_cancelled(
+    observer: StreamObserver,
+    tracing: Tracing,
+    exporter: InMemorySpanExporter,
+    registry: CollectorRegistry,
+) -> None:
+    sequence = leases_end(observer)
+    observer.ended(sequence, decode_pb2.Ended(sequence_id=7))
+    tracing.shutdown()
+    (pull,) = exporter.get_finished_spans()
+    assert pull.status.description == "CANCELLED"
+    failed = "diptych_kv_pulls_failed_total"
+    assert registry.get_sample_value(failed, {"reason": "CANCELLED"}) == 1
+    assert registry.get_sample_value(failed, {"reason": "TICKET_INVALID"}) == 0
+
+
+def test_a_pull_whose_lease_ends_while_the_request_goes_on_has_failed(
+    observer: StreamObserver, tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    leases_end(observer)
+    observer.bound(decode_pb2.Bind(sequence_id=7, trace_context=context(SECOND)))
+    tracing.shutdown()
+    (pull,) = exporter.get_finished_spans()
+    assert pull.status.description == "TICKET_INVALID"
+    assert pull.parent is not None
+    assert f"{pull.parent.span_id:016x}" == FIRST

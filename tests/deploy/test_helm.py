@@ -116,6 +116,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "router.settings.dns: belongs to router.discovery dns, but that is kubernetes",
         ),
         ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
+        (
+            {"router": {"service": {"port": 443}, "http": {"port": 443}}},
+            "router.http.port: 443 is router.service.port too",
+        ),
         ({"router": {"grpcRoute": {"enabled": True}}}, "router.grpcRoute.parentRefs"),
         (
             {

@@ -120,6 +120,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             {"router": {"service": {"port": 443}, "http": {"port": 443}}},
             "router.http.port: 443 is router.service.port too",
         ),
+        (
+            {"decode": {"settings": {"device": "cuda"}, "resources": None}},
+            "-decode-main: settings.device is cuda, and no GPU is asked for",
+        ),
         ({"router": {"grpcRoute": {"enabled": True}}}, "router.grpcRoute.parentRefs"),
         (
             {

@@ -155,7 +155,8 @@ capabilities:
 {{- end -}}
 
 {{- define "diptych.resources" -}}
-{{- $resources := deepCopy (default (dict) .values.resources) -}}
+{{- $own := default (dict) .values.resources -}}
+{{- $resources := deepCopy $own -}}
 {{- include "diptych.dropNulls" $resources -}}
 {{- range $resources.claims -}}
 {{- $name := .name -}}
@@ -184,9 +185,9 @@ capabilities:
 {{- $resources = mergeOverwrite $resources $device -}}
 {{- end -}}
 {{- if ne .role "router" -}}
-{{- if and (eq (default "cpu" .values.settings.device) "cuda") (not .values.resources.claims) -}}
+{{- if and (eq (default "cpu" .values.settings.device) "cuda") (not $resources.claims) -}}
 {{- $hasCard := false -}}
-{{- range $name, $amount := .values.resources.limits }}{{ if and $amount (hasPrefix "nvidia.com/" $name) }}{{ $hasCard = true }}{{ end }}{{ end -}}
+{{- range $name, $amount := $own.limits }}{{ if and $amount (hasPrefix "nvidia.com/" $name) }}{{ $hasCard = true }}{{ end }}{{ end -}}
 {{- if not $hasCard -}}
 {{- fail (printf "%s: settings.device is cuda, and no GPU is asked for: say resources.limits (nvidia.com/gpu: 1) or resources.claims" .settingsName) -}}
 {{- end -}}

@@ -117,6 +117,10 @@ def test_the_readmes_installation_is_taken_as_it_stands(
         ),
         ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
         (
+            {"decode": {"podLabels": {"app.kubernetes.io/name": "llm"}}},
+            "-decode-main: podLabels: by app.kubernetes.io/name pods are found",
+        ),
+        (
             {"router": {"service": {"port": 443}, "http": {"port": 443}}},
             "router.http.port: 443 is router.service.port too",
         ),

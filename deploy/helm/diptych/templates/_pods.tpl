@@ -351,6 +351,11 @@ capabilities:
 
 {{/* Where pods go, and all else that a pod's specification takes as it is. Takes "selector" as well. */}}
 {{- define "diptych.podCommon" -}}
+{{- range $key, $value := .values.podLabels -}}
+{{- if hasKey (fromYaml $.selector) $key -}}
+{{- fail (printf "%s: podLabels: by %s pods are found, and the chart sets it" $.settingsName $key) -}}
+{{- end -}}
+{{- end -}}
 automountServiceAccountToken: {{ and (eq .role "router") (eq .root.Values.router.discovery "kubernetes") }}
 # Addresses of services as environment variables would look like settings.
 enableServiceLinks: false

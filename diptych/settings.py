@@ -75,7 +75,9 @@ def load(
             formatter_class=partial(_HelpFormatter, enums=list(_enums_in(config_type))),
         )
         loaded: BaseModel = loader(_cli_settings_source=flags)
-        return config_type.model_validate(loaded.model_dump(by_alias=True, exclude={"config"}))
+        values = loaded.model_dump(by_alias=True, exclude={"config"})
+        _refuse_no_text(values)
+        return config_type.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError(one_line(error)) from None
     except SettingsError as error:
@@ -363,6 +365,29 @@ def _refuse_switches(
             _refuse_switches(kind, value, f"{flag}.")
         elif isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ConfigurationError(f"{flag}: cannot be on or off, yes or no (got {value})")
+
+
+def _refuse_no_text(values: Mapping[Any, object], above: str = "--") -> None:
+    """Bytes of a flag or a variable that are no UTF-8, which only the name of a file may have.
+
+    Raises ConfigurationError, which says nothing of what they are: it may be a secret.
+    """
+    for name, value in values.items():
+        flag = above + str(name).replace("_", "-")
+        if isinstance(value, Mapping):
+            _refuse_no_text(value, f"{flag}.")
+            continue
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and not _is_utf8(text):
+                raise ConfigurationError(f"{flag}: is no UTF-8")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:

@@ -294,3 +294,22 @@ def test_what_kubernetes_says_of_a_service_is_no_setting(monkeypatch: pytest.Mon
     monkeypatch.setenv("DIPTYCH_EXAMPLE_METRICS_PORT", "tcp")
     with pytest.raises(ConfigurationError, match="metrics-port"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("args", "flag"),
+    [
+        (["--otlp-endpoint", "a\udcff"], "--otlp-endpoint"),
+        (["--prefill", "b,a\udcff"], "--prefill"),
+    ],
+)
+def test_what_is_no_utf8_is_refused_and_nothing_of_it_said(args: list[str], flag: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(*args)
+    assert raised.value.message == f"{flag}: is no UTF-8"
+
+
+def test_the_name_of_a_file_need_not_be_utf8() -> None:
+    path = "/tmp/\udcff.pem"
+    files = ("--tls.certificate", path, "--tls.key", path, "--tls.ca", path)
+    assert str(load(*files).tls.certificate) == path

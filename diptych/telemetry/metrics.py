@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import values as kinds_of_values
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -22,6 +23,10 @@ SECONDS_BUCKETS = (
 )  # fmt: skip
 
 Sample = tuple[Sequence[str], float]
+
+# With PROMETHEUS_MULTIPROC_DIR, which somebody else's workers need, values would be kept in files
+# there, and those of an earlier process with our id be taken for ours.
+kinds_of_values.ValueClass = kinds_of_values.MutexValue
 
 
 class Metrics:

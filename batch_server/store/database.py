@@ -94,6 +94,8 @@ class Database:
             extra = _DRIVERS.get(error.name or "")
             advice = f": pip install -e '.[{extra}]' (in Diptych's clone)" if extra else ""
             raise ConfigurationError(f"--database: no module {error.name!r}{advice}") from None
+        except (ValueError, TypeError) as error:  # what is behind its ?
+            raise ConfigurationError(f"--database: {error}") from None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None
         self._is_lost = asyncio.Event()

@@ -60,10 +60,15 @@ async def test_nobody_else_reads_it(tmp_path: Path) -> None:
         ("sqlite://", "expected a file"),
         ("sqlite:///file:batch.sqlite?uri=true", "expected a file"),
         ("sqlite:////no/such/folder/batch.sqlite", "No such file"),
+        ("sqlite:///batch.sqlite?timeout=soon", "could not convert string to float: 'soon'"),
+        ("sqlite:///batch.sqlite?timeout=1&timeout=2", "not 'tuple'"),
         ("mysql://secret@here/there", "sqlite or postgresql"),
     ],
 )
-async def test_a_wrong_setting_is_one_line(url: str, why: str) -> None:
+async def test_a_wrong_setting_is_one_line(
+    url: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=why) as caught:
         async with Database(url):
             pass

@@ -1,5 +1,6 @@
 """A file that comes in pieces, as lines. Pure."""
 
+import codecs
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,10 @@ class LineTooLongError(Exception):
 
 
 class LineSplitter:
-    """Invariant: it keeps no more than the longest line that may be, and one piece."""
+    """Invariant: it keeps no more than the longest line that may be, and one piece.
+
+    A mark that the file is UTF-8, with which some editors begin one, is no part of its first line.
+    """
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -51,5 +55,7 @@ class LineSplitter:
         self._num_lines += 1
         if len(data) > self._max_line_bytes:
             raise LineTooLongError(self._num_lines)
+        if self._num_lines == 1:
+            data = data.removeprefix(codecs.BOM_UTF8)
         if data.strip():
             yield RawLine(self._num_lines, data)

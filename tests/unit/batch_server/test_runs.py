@@ -1,6 +1,7 @@
 """Batches from their files to their results, by routers that fail in every way."""
 
 import asyncio
+import codecs
 import json
 import shutil
 from collections import Counter
@@ -370,10 +371,21 @@ async def test_one_wrong_line_fails_the_batch_before_any_work(tmp_path: Path, na
     assert routers.asked == []
 
 
+async def test_a_file_may_begin_with_the_mark_of_utf8(tmp_path: Path) -> None:
+    routers = FakeRouters()
+    async with opened(tmp_path, routers) as rig:
+        await rig.add_input(codecs.BOM_UTF8 + line("a", "one") + line("b", "two"))
+        await rig.add_batch()
+        batch = await rig.run()
+    assert (batch.status, batch.num_completed) == (BatchStatus.COMPLETED, 2)
+
+
 @pytest.mark.parametrize(
     ("data", "codes"),
     [
         (b"", {"empty_file": 1}),
+        (codecs.BOM_UTF8, {"empty_file": 1}),
+        (line("a", "x") + codecs.BOM_UTF8 + line("b", "x"), {"invalid_json_line": 1}),
         (b"\n \n", {"empty_file": 1}),
         (b"".join(line(str(i), "x") for i in range(11)), {"too_many_lines": 1}),
         (b"?\n" * 200, {"invalid_json_line": 100}),

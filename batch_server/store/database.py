@@ -58,6 +58,7 @@ _BUSY_MS: Final = 5000
 _CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _OWNER_ONLY: Final = 0o600
+_DIALECTS: Final = ("sqlite", "postgresql+psycopg")  # whose errors are told apart here
 _DRIVERS: Final = {"psycopg": "postgres"}  # by module the extra that has it
 
 P = ParamSpec("P")
@@ -233,9 +234,8 @@ def _read_url(given: str) -> URL:
         url = make_url(given)
     except (ArgumentError, ValueError):
         raise ConfigurationError("--database: is no URL of a database") from None
-    backend = url.get_backend_name()
-    if backend not in ("sqlite", "postgresql"):
-        raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
+    if url.drivername not in _DIALECTS:
+        raise ConfigurationError(f"--database: {' or '.join(_DIALECTS)}, not {url.drivername}")
     return url
 
 

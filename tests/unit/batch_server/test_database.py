@@ -63,6 +63,10 @@ async def test_nobody_else_reads_it(tmp_path: Path) -> None:
         ("sqlite:///batch.sqlite?timeout=soon", "could not convert string to float: 'soon'"),
         ("sqlite:///batch.sqlite?timeout=1&timeout=2", "not 'tuple'"),
         ("mysql://secret@here/there", "sqlite or postgresql"),
+        ("postgresql://u:secret@here/there", r"or postgresql\+psycopg, not postgresql$"),
+        ("postgresql+asyncpg://u:secret@here/there", r"not postgresql\+asyncpg$"),
+        ("sqlite+pysqlite_numeric:///batch.sqlite", "not sqlite"),
+        ("sqlite+nothing:///batch.sqlite", "not sqlite"),
     ],
 )
 async def test_a_wrong_setting_is_one_line(

@@ -126,3 +126,42 @@ async def test_who_speaks_another_language_is_left_at_once(
         reader = await door.connect(b"GET / HTTP/1.1\r\n\r\n")
         while await reader.read(1000):
             pass
+
+
+def first_word(trust: ssl.SSLContext) -> bytes:
+    """What a client says first that shakes hands."""
+    said = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        trust.wrap_bio(ssl.MemoryBIO(), said, server_hostname="127.0.0.1").do_handshake()
+    return said.read()
+
+
+@pytest.mark.parametrize("num", [AT_ONCE, 2 * AT_ONCE + 20])
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_who_does_not_go_on_to_shake_hands_is_left_for_who_waits_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int, run: Run
+) -> None:
+    monkeypatch.setattr(tls_listener, "_HANDSHAKE_S", 60.0)
+    monkeypatch.setattr(tls_listener, "_SHAKING_S", 0.3)
+    run(_greeted_after_others(tmp_path, num))
+
+
+async def _greeted_after_others(work: Path, num: int) -> None:
+    async with listening(work, 4 * AT_ONCE) as door, asyncio.timeout(20):
+        said = first_word(ssl.create_default_context())
+        readers = [await door.connect(said) for _ in range(num)]
+        assert await readers[AT_ONCE - 1].read(1)  # the server's word: it has a turn
+        assert await door.greeted() == b"hello"
+        while await readers[0].read(1000):
+            pass
+        assert num > AT_ONCE or not readers[1].at_eof()
+
+
+async def test_who_does_not_go_on_to_shake_hands_is_left_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_listener, "_HANDSHAKE_S", 0.2)
+    async with listening(tmp_path, 4) as door, asyncio.timeout(5):
+        reader = await door.connect(first_word(ssl.create_default_context()))
+        while await reader.read(1000):
+            pass

@@ -1,5 +1,7 @@
 """Speaks with a batch server over HTTP, for the commands of ``diptych batch``."""
 
+import io
+import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +26,23 @@ Told: TypeAlias = Mapping[str, object]
 
 class _RefusedError(BatchError):
     """The server said that it will not do it."""
+
+
+class _Unchanged(io.FileIO):
+    """A file whose size is told before it is sent."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._path = path
+        self._num_left = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Raises BatchError: it became longer or shorter meanwhile."""
+        data = super().read(size)
+        self._num_left -= len(data)
+        if self._num_left < 0 or (self._num_left and not data):
+            raise BatchError(f"{self._path}: was written to while it was read")
+        return data
 
 
 class HttpBatchClient:
@@ -78,7 +97,7 @@ class HttpBatchClient:
 
         The upload of a batch that is refused is deleted again.
         """
-        with path.open("rb") as file:
+        with _Unchanged(path) as file:
             parts = {"file": (name_of(path), file)}
             data = {"purpose": "batch"}
             file_id = self._ask("POST", "/v1/files", _id_of, files=parts, data=data)

@@ -493,3 +493,23 @@ def test_results_that_nobody_takes_are_no_traceback(is_full: bool) -> None:
         assert done.stderr == b""
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10])
+def test_a_file_that_is_written_to_while_it_is_uploaded_is_one_line(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"{}\n")
+
+    class Slow(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            path.write_bytes(b"x" * num_bytes)
+            request.read()
+            return httpx.Response(200, json={"id": "file-1"})
+
+    with (
+        HttpBatchClient("http://there", transport=Slow()) as client,
+        pytest.raises(BatchError, match="was written to while it was read"),
+    ):
+        client.submit(path, "/v1/chat/completions", "24h")

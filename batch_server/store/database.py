@@ -160,7 +160,8 @@ class Database:
                 raise DatabaseAwayError(reason, retry_after_s=RETRY_LATER_S) from None
             if not _is_full(error):
                 raise
-            logger.error("the disk of the database is full", extra={"database": repr(self._url)})
+            told = repr(self._url.difference_update_query(self._url.query))  # may have a password
+            logger.error("the disk of the database is full", extra={"database": told})
             reason = "the disk of the server's database is full: its operator has to make room"
             raise DiskFullError(reason) from None
 

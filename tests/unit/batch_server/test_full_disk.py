@@ -194,3 +194,20 @@ async def test_postgresql_says_it_in_its_own_way(tmp_path: Path) -> None:
 
         with pytest.raises(DBAPIError):
             await database.call(fail_otherwise)
+
+
+@pytest.mark.filterwarnings("ignore:Query string argument")  # SQLite's has no such ones
+async def test_the_line_of_the_log_has_no_password(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(connection: Connection) -> None:
+        raise DBAPIError("INSERT", None, FullPostgres("could not extend file"))
+
+    url = f"sqlite:///{tmp_path / 'batch.sqlite'}?user=u&password=secret"
+    async with Database(url) as database:
+        with pytest.raises(DiskFullError):
+            await database.call(fail)
+    (record,) = caplog.records
+    told = JSONFormatter("s").format(record)
+    assert "batch.sqlite" in told
+    assert "secret" not in told

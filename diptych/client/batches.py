@@ -168,7 +168,8 @@ class BatchClient:
 
     async def state(self, batch_id: str) -> BatchState:
         """How far it is. Raises DiptychError."""
-        request = batches_pb2.GetBatchRequest(id=batch_id)
+        with sayable():
+            request = batches_pb2.GetBatchRequest(id=batch_id)
         found = await self._ask(self._server.GetBatch, request)
         return _state_of(found.batch)
 
@@ -177,7 +178,8 @@ class BatchClient:
 
         A watch that breaks off is asked for again: for an hour at most while nothing changes.
         """
-        request = batches_pb2.WatchBatchRequest(id=batch_id)
+        with sayable():
+            request = batches_pb2.WatchBatchRequest(id=batch_id)
         retries, told = WatchRetries(self._retries), None
         while True:
             call = self._server.WatchBatch(request, metadata=self._metadata)
@@ -201,19 +203,22 @@ class BatchClient:
 
     async def batches(self, limit: int = 20, after: str = "") -> list[BatchState]:
         """Up to ``limit``, the newest first, behind the one of that id. Raises DiptychError."""
-        request = batches_pb2.ListBatchesRequest(limit=limit, after=after)
+        with sayable():
+            request = batches_pb2.ListBatchesRequest(limit=limit, after=after)
         found = await self._ask(self._server.ListBatches, request)
         return [_state_of(batch) for batch in found.batches]
 
     async def cancel(self, batch_id: str) -> BatchState:
         """Send no more of it. Raises DiptychError."""
-        request = batches_pb2.CancelBatchRequest(id=batch_id)
+        with sayable():
+            request = batches_pb2.CancelBatchRequest(id=batch_id)
         cancelled = await self._ask(self._server.CancelBatch, request)
         return _state_of(cancelled.batch)
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes, None]:
         """What is in a file, piece by piece. Raises DiptychError."""
-        request = batches_pb2.ReadFileRequest(id=file_id)
+        with sayable():
+            request = batches_pb2.ReadFileRequest(id=file_id)
         call = self._server.ReadFile(request, metadata=self._metadata)
         try:
             async for response in call:
@@ -225,7 +230,8 @@ class BatchClient:
 
     async def delete(self, file_id: str) -> None:
         """Make room. Raises DiptychError."""
-        request = batches_pb2.DeleteFileRequest(id=file_id)
+        with sayable():
+            request = batches_pb2.DeleteFileRequest(id=file_id)
         with _told():
             await self._server.DeleteFile(request, timeout=_TIMEOUT_S, metadata=self._metadata)
 

@@ -32,6 +32,10 @@ class InputBounds(NamedTuple):
     max_line_bytes: int
 
 
+class _GoneError(Exception):
+    """The file was deleted while it was read: its last line may be cut."""
+
+
 class Found(NamedTuple):
     """What the first reading told: of each line its rank by its number, or what is wrong."""
 
@@ -53,31 +57,40 @@ class InputFile:
     async def check(self) -> Found:
         """Read all of it, or up to the hundredth wrong line."""
         survey = _Survey(self._endpoint, self._bounds)
-        async for piece in self._pieces():
-            await asyncio.to_thread(survey.feed, piece)
-            if survey.is_over:
-                break
-        else:
-            await asyncio.to_thread(survey.end)
+        try:
+            async for piece in self._pieces():
+                await asyncio.to_thread(survey.feed, piece)
+                if survey.is_over:
+                    break
+            else:
+                await asyncio.to_thread(survey.end)
+        except _GoneError:
+            return Found({}, [LineError("not_found", "the file was deleted", "input_file_id")])
         return await asyncio.to_thread(survey.found)
 
     async def lines(self, ranks: dict[int, int], maker: LineMaker) -> AsyncIterator[list[Line]]:
-        """The lines of a file that is right, a piece at a time."""
+        """The lines of a right file, a piece at a time; fewer where it is deleted meanwhile."""
         check = LineCheck(self._endpoint)
         splitter = LineSplitter(self._bounds.max_line_bytes)
 
         def made(split: Callable[[], Iterator[RawLine]]) -> list[Line]:
             return [maker.make(check.read(raw), ranks[raw.number]) for raw in split()]
 
-        async for piece in self._pieces():
-            yield await asyncio.to_thread(made, lambda piece=piece: splitter.feed(piece))  # type: ignore[misc]
+        try:
+            async for piece in self._pieces():
+                yield await asyncio.to_thread(made, lambda piece=piece: splitter.feed(piece))  # type: ignore[misc]
+        except _GoneError:
+            return
         yield await asyncio.to_thread(made, splitter.end)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
+        """All of it. Raises _GoneError."""
         number = 0
         while (piece := await self._chunks.chunk(self._file_id, number)) is not None:
             yield piece
             number += 1
+        if number and await self._chunks.chunk(self._file_id, 0) is None:
+            raise _GoneError
 
 
 class _Survey:

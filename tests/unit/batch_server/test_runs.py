@@ -1,10 +1,8 @@
 """Batches from their files to their results, by routers that fail in every way."""
 
 import asyncio
-import codecs
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +23,6 @@ from diptych.telemetry.metrics import Metrics
 from tests import metrics
 from tests.unit.batch_server.rig import (
     BATCH,
-    INPUT,
     NOW_S,
     Death,
     FakeRouters,
@@ -319,96 +316,6 @@ async def test_lines_with_a_common_beginning_go_together(tmp_path: Path) -> None
         await rig.run()
     order = [body["messages"][0]["content"][-2] for body in routers.bodies()]
     assert order in (["x", "x", "y", "y"], ["y", "y", "x", "x"])
-
-
-WRONG: dict[str, tuple[bytes, str, str | None]] = {
-    "json": (b"{nope\n", "invalid_json_line", None),
-    "twice": (b'{"custom_id": "z", "custom_id": "y"}\n', "invalid_json_line", None),
-    "long name": (b'{"%b": 1, "%b": 2}\n' % (2 * (b"x" * 900,)), "invalid_json_line", None),
-    "object": (b"[1]\n", "invalid_json_line", None),
-    "too large": (
-        line("z", "x", temperature=5).replace(b": 5", b": 1e999"),
-        "invalid_json_line",
-        None,
-    ),
-    "no id": (b'{"method": "POST"}\n', "invalid_custom_id", "custom_id"),
-    "odd id": (line("\u0000", "x"), "invalid_custom_id", "custom_id"),
-    "id of two lines": (line("a\u2028b", "x"), "invalid_custom_id", "custom_id"),
-    "long id": (line("x" * 513, "x"), "invalid_custom_id", "custom_id"),
-    "same id": (line("a", "x"), "duplicate_custom_id", "custom_id"),
-    "url": (line("z", "x").replace(b"/chat", b""), "mismatched_url", "url"),
-    "method": (line("z", "x").replace(b"POST", b"GET"), "invalid_method", "method"),
-    "stream": (line("z", "x", stream=True), "invalid_body", "body.stream"),
-    "first token": (line("z", "x", ttft_ms=1), "invalid_body", "body.ttft_ms"),
-    "pace": (line("z", "x", tpot_ms=1), "invalid_body", "body.tpot_ms"),
-    "class": (line("z", "x", priority="realtime"), "invalid_body", "body.priority"),
-    "salt": (line("z", "x", cache_salt=3), "invalid_body", "body.cache_salt"),
-    "body": (
-        json.dumps(
-            {"custom_id": "z", "method": "POST", "url": "/v1/chat/completions", "body": 1}
-        ).encode(),
-        "invalid_body",
-        "body",
-    ),
-    "too long": (line("z", "x" * 3000), "line_too_long", None),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-async def test_one_wrong_line_fails_the_batch_before_any_work(tmp_path: Path, name: str) -> None:
-    data, code, param = WRONG[name]
-    routers = FakeRouters()
-    async with opened(tmp_path, routers, bounds=InputBounds(10, 2000)) as rig:
-        await rig.add_input(line("a", "one") + b"\n" + data)
-        await rig.add_batch()
-        batch = await rig.run()
-        assert await rig.batches.unanswered(BATCH, 0, 10) == []
-    assert batch.status is BatchStatus.FAILED
-    (error,) = batch.errors
-    assert (error.code, error.param, error.line) == (code, param, 3)
-    assert error.message.startswith("line 3: ")
-    assert len(error.message) < 250
-    assert routers.asked == []
-
-
-async def test_a_file_may_begin_with_the_mark_of_utf8(tmp_path: Path) -> None:
-    routers = FakeRouters()
-    async with opened(tmp_path, routers) as rig:
-        await rig.add_input(codecs.BOM_UTF8 + line("a", "one") + line("b", "two"))
-        await rig.add_batch()
-        batch = await rig.run()
-    assert (batch.status, batch.num_completed) == (BatchStatus.COMPLETED, 2)
-
-
-@pytest.mark.parametrize(
-    ("data", "codes"),
-    [
-        (b"", {"empty_file": 1}),
-        (codecs.BOM_UTF8, {"empty_file": 1}),
-        (line("a", "x") + codecs.BOM_UTF8 + line("b", "x"), {"invalid_json_line": 1}),
-        (b"\n \n", {"empty_file": 1}),
-        (b"".join(line(str(i), "x") for i in range(11)), {"too_many_lines": 1}),
-        (b"?\n" * 200, {"invalid_json_line": 100}),
-    ],
-)
-async def test_files_that_are_wrong_as_a_whole(
-    tmp_path: Path, data: bytes, codes: dict[str, int]
-) -> None:
-    async with opened(tmp_path, bounds=InputBounds(10, 2000)) as rig:
-        await rig.add_input(data)
-        await rig.add_batch()
-        batch = await rig.run()
-    assert batch.status is BatchStatus.FAILED
-    assert Counter(error.code for error in batch.errors) == codes
-
-
-async def test_a_file_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
-    async with opened(tmp_path) as rig:
-        await rig.add_input(DATA)
-        await rig.add_batch()
-        assert await rig.files.delete("", INPUT)
-        batch = await rig.run()
-    assert batch.status is BatchStatus.FAILED
 
 
 async def test_a_run_that_crashes_is_taken_up_again(

@@ -108,7 +108,7 @@ class WatchedFile(Generic[T]):
         """Raises OSError, or ValueError: it makes no sense."""
         if self._path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"has more than {_MAX_BYTES} bytes")
-        return self._parse(self._path.read_text())
+        return self._parse(self._path.read_text().removeprefix("\ufeff"))  # an editor's mark
 
     def _wrong(self, error: OSError | ValueError) -> ConfigurationError:
         why = error.strerror if isinstance(error, OSError) else str(error)

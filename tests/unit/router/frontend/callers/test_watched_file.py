@@ -1,12 +1,15 @@
 """When a file that changed is taken over, and how often it is read."""
 
 import asyncio
+import codecs
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from diptych.api_keys import digest, read_keys
+from diptych.tenant import Tenant
 from router.frontend.callers.watched_file import WatchedFile
 
 LOOK_S = 1.0
@@ -158,3 +161,10 @@ async def test_nothing_waits_for_a_disk_that_does_not_answer(
 
 def _not_permitted(path: Path) -> str:
     raise PermissionError(13, "Permission denied")
+
+
+def test_a_file_may_begin_with_the_mark_of_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(codecs.BOM_UTF8 + f"alice {digest('k')}\n".encode())
+    file = WatchedFile("api-keys", path, read_keys, what="keys")
+    assert file.content == {digest("k"): Tenant("alice")}

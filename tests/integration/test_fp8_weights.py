@@ -144,6 +144,7 @@ def test_what_lies_beside_the_weights_is_small(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"weight_scale_inv": None}, "without a scale"),
         ({"weight_scale_inv": torch.ones(3, 3)}, r"scale of \[3, 3\] fits no weight"),
+        ({"weight_scale_inv": torch.ones(0)}, r"scale of \[0\] fits no weight"),
         ({"weight_scale_inv": torch.ones(2, dtype=torch.int32)}, "I32, not a float"),
         ({"other_scale": torch.ones(1)}, "does not use"),
         ({"weight": torch.ones(64, 128)}, "does not use: .*weight_scale_inv"),

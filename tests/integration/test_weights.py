@@ -330,6 +330,29 @@ def test_unreadable_files(folder: Path) -> None:
         load_weights(folder, config, STORE)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"shape": [128.0]},
+        {"shape": [True, 128]},
+        {"shape": [-1, -128]},
+        {"data_offsets": [0.0, 512.0]},
+    ],
+)
+def test_a_header_whose_sizes_are_no_counts_is_refused_by_the_tensors_name(
+    folder: Path, sizes: dict[str, list[float]]
+) -> None:
+    path, name = folder / "model.safetensors", "model.norm.weight"
+    whole = path.read_bytes()
+    first = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:first])
+    header[name] |= sizes
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + whole[first:])
+    with pytest.raises(ConfigurationError, match=f"{name} has sizes that are no counts"):
+        load_weights(folder, ModelConfig.from_folder(folder), STORE)
+
+
 def test_resolve_dtype(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     assert resolve_dtype("auto", config, CPU.auto_dtype) is torch.float32

@@ -94,10 +94,13 @@ class MappedShard:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
+                sizes = [*entry["shape"], begin, end]
+                if not all(type(size) is int and size >= 0 for size in sizes):
+                    raise ValueError(f"in {path.name}, {name} has sizes that are no counts")
                 location = TensorLocation(
                     path, name, entry["dtype"], tuple(entry["shape"]), first + begin, end - begin
                 )
-                if not 0 <= begin <= end <= num_file_bytes - first or not _is_filled(location):
+                if not begin <= end <= num_file_bytes - first or not _is_filled(location):
                     raise ValueError(f"{path.name} is cut short, or {name} in it is")
                 yield name, location
 
@@ -114,6 +117,8 @@ class MappedShard:
 
     def glance(self, location: TensorLocation) -> Tensor:
         """The same for one of whom little is read: each page comes when it is touched."""
+        if not location.num_bytes:  # of nothing torch makes no view
+            return torch.empty(location.shape, dtype=_DTYPES[location.dtype])
         flat = torch.frombuffer(
             self._pages,
             dtype=_DTYPES[location.dtype],

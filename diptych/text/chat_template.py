@@ -159,7 +159,7 @@ class ChatTemplate:
             names = meta.find_undeclared_variables(environment.parse(with_tools or source))
             self.knows_tools = "tools" in names
             """Whether it tells the model of tools."""
-        except jinja2.TemplateError as error:
+        except Exception as error:  # noqa: BLE001 - or Python refuses what jinja2 made of it
             raise ConfigurationError(f"the model's chat template: {error}") from None
 
     def render(

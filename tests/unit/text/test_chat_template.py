@@ -108,6 +108,21 @@ def test_a_broken_template_is_the_models_fault() -> None:
         ChatTemplate("{% if %}", _SPECIAL)
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% for a in b %}" * 22 + "{% endfor %}" * 22, "too many statically nested blocks"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion"),
+        ("{{ " + "9" * 5000 + " }}", "digits"),
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_the_models_fault(
+    source: str, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"chat template: .*{reason}"):
+        ChatTemplate(source, _SPECIAL)
+
+
 CALLS = (ToolCall("c1", "f", {"city": "Zürich"}),)
 WITH_CALLS = [Message("user", "a"), Message("assistant", "", CALLS), Message("tool", "b")]
 _EACH_CALL = "{% for call in m.tool_calls or [] %}{{ ARGUMENTS }}{% endfor %}"

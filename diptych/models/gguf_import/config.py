@@ -9,6 +9,7 @@ from diptych.errors import ConfigurationError
 from diptych.models.gguf_import.gguf_file import GGUFFile
 from diptych.models.gguf_import.rope import DIVISORS_TENSOR, llama3_scaling
 from diptych.models.gguf_import.tensors import dequantized
+from diptych.models.gguf_import.vocabulary import token_id
 
 # llama.cpp fixes these for gemma3 where the file does not say.
 _GEMMA3_LOCAL_ROPE_THETA = 10_000.0
@@ -35,11 +36,10 @@ def write_config(file: GGUFFile, architecture_name: str, folder: Path) -> None:
 
 def eos_token_ids(file: GGUFFile) -> list[int]:
     """All tokens that end an answer, the file's own end token first."""
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [
-        file.integer(f"tokenizer.ggml.{key}")
-        for key in keys
-        if f"tokenizer.ggml.{key}" in file.metadata
+        token_id(file, role)
+        for role in ("eos", "eot", "eom")
+        if f"tokenizer.ggml.{role}_token_id" in file.metadata
     ]
     template = file.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
@@ -51,9 +51,8 @@ def eos_token_ids(file: GGUFFile) -> list[int]:
 def _token_ids(file: GGUFFile) -> dict[str, Any]:
     result = {}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        key = f"tokenizer.ggml.{theirs}_token_id"
-        if key in file.metadata:
-            result[f"{ours}_token_id"] = file.integer(key)
+        if f"tokenizer.ggml.{theirs}_token_id" in file.metadata:
+            result[f"{ours}_token_id"] = token_id(file, theirs)
     return result
 
 

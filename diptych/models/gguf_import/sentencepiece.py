@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from diptych.errors import ConfigurationError
 from diptych.models.gguf_import.gguf_file import GGUFFile
-from diptych.models.gguf_import.vocabulary import TokenKind, Vocabulary
+from diptych.models.gguf_import.vocabulary import TokenKind, Vocabulary, token_id
 
 SPACE = "\u2581"  # stands for a space inside pieces
 
@@ -23,7 +23,7 @@ def build_tokenizer(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
     if not vocabulary.scores:
         raise ConfigurationError(f"{file.path}: metadata 'tokenizer.ggml.scores' is missing")
     add_space_prefix = file.boolean("tokenizer.ggml.add_space_prefix", True)
-    unknown = vocabulary.tokens[file.integer("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = vocabulary.tokens[token_id(file, "unknown", 0)]
     vocabulary = with_space_symbol(vocabulary)
     tokenizer = Tokenizer(
         models.BPE(

@@ -9,7 +9,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from diptych.errors import ConfigurationError
 from diptych.models.gguf_import import pre_tokenizer, sentencepiece
 from diptych.models.gguf_import.gguf_file import GGUFFile
-from diptych.models.gguf_import.vocabulary import TokenKind, Vocabulary, read_vocabulary
+from diptych.models.gguf_import.vocabulary import (
+    TokenKind,
+    Vocabulary,
+    read_vocabulary,
+    token_id,
+)
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
@@ -36,7 +41,7 @@ def write_tokenizer(file: GGUFFile, max_model_len: int, folder: Path) -> None:
     add_bos = file.boolean("tokenizer.ggml.add_bos_token", add_bos)
     add_eos = file.boolean("tokenizer.ggml.add_eos_token", False)
     roles = {
-        role: vocabulary.tokens[file.integer(f"tokenizer.ggml.{key}_token_id")]
+        role: vocabulary.tokens[token_id(file, key)]
         for role, key in _ROLES.items()
         if f"tokenizer.ggml.{key}_token_id" in file.metadata
     }

@@ -55,3 +55,14 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     if len(kinds) != len(tokens) or len(scores) not in (0, len(tokens)):
         raise ConfigurationError(f"{file.path}: tokens, scores and types differ in number")
     return Vocabulary(tokens, scores, kinds)
+
+
+def token_id(file: GGUFFile, role: str, default: int | None = None) -> int:
+    """The token of this role; raises ConfigurationError if none, or one that does not exist."""
+    key = f"tokenizer.ggml.{role}_token_id"
+    found, num_tokens = file.integer(key, default), len(file.strings("tokenizer.ggml.tokens"))
+    if not 0 <= found < num_tokens:
+        raise ConfigurationError(
+            f"{file.path}: metadata {key!r} is {found}, which is none of the {num_tokens} tokens"
+        )
+    return found

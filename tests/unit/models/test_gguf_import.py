@@ -1,6 +1,7 @@
 """Importing GGUF twins of tiny models: the same weights and tokens come back."""
 
 import json
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -238,4 +239,18 @@ def test_a_file_that_says_to_have_layers_without_tensors_takes_no_memory_for_the
     kind = 4  # bytes
     written_over(path, f"{family}.block_count".encode(), kind, (10**6).to_bytes(4, "little"))
     with pytest.raises(ConfigurationError, match="says 1000000 layers"):
+        imported(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("role", ["bos", "eos"])
+@pytest.mark.parametrize("number", [-1, 2**20])
+def test_a_special_token_that_does_not_exist_is_refused_by_its_key(
+    intact: Path, tmp_path: Path, role: str, number: int
+) -> None:
+    """-1, as files say that there is none, is not the last token."""
+    path, key = tmp_path / "m.gguf", f"tokenizer.ggml.{role}_token_id"
+    path.write_bytes(intact.read_bytes())
+    int32 = 5
+    written_over(path, key.encode(), 0, struct.pack("<Ii", int32, number))
+    with pytest.raises(ConfigurationError, match=f"'{key}' is {number}, which is none of"):
         imported(path, tmp_path / "out")

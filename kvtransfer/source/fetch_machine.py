@@ -6,7 +6,12 @@ The shell is :mod:`kvtransfer.source.fetch_session`. Event loop only.
 import enum
 from collections.abc import Callable, Collection
 
-from diptych.errors import DiptychError, InvalidRequestError, TransferInterruptedError
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    KVUnprovenError,
+    TransferInterruptedError,
+)
 from diptych.transitions import Transitions
 from diptych.v1 import kv_source_pb2
 from kvtransfer.source.lease_record import AnnouncedRange, Grant
@@ -129,6 +134,8 @@ class FetchMachine:
         if self._grant is None:
             raise InvalidRequestError("came before open", field="confirm")
         self._leases.confirm(self._grant, self._first_token, command.num_tokens, command.digest)
+        if self.state is FetchState.ANNOUNCING:  # by its digests it could be
+            raise KVUnprovenError("asked to confirm before everything was announced")
         self._move(FetchEvent.CONFIRM)
 
     def _move(self, event: FetchEvent) -> None:

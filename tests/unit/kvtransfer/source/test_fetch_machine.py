@@ -104,3 +104,15 @@ def test_the_end_of_the_lease_is_no_refusal_once_it_is_confirmed() -> None:
     assert rig.machine.check()
     rig.leases.close("mine")
     assert not rig.machine.check()
+
+
+def test_what_has_its_digests_is_not_confirmed_before_it_was_announced_here() -> None:
+    rig = Rig()
+    rig.open()
+    rig.leases.announce("mine", 32)
+    rig.digest()
+    whole = Confirm(num_tokens=32, digest=combined_digest([b"d" * 16] * 2))
+    with pytest.raises(KVUnprovenError, match="before everything was announced"):
+        rig.machine.confirm(whole)
+    rig.machine.take_ready()
+    rig.machine.confirm(whole)

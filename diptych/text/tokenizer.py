@@ -88,7 +88,7 @@ class Tokenizer:
             self._control = ControlTokens(self._tokenizer, self.chat_template.source)
         self.has_inert_contents = self._control is not None
         """Whether control tokens in contents of chats are plain text."""
-        around = self._tokenizer.encode("a", add_special_tokens=True).ids
+        around = _ids_around_a_text(self._tokenizer, folder / "tokenizer.json")
         self._bos_prefix, self._drops_bos = self._bos_correction(
             settings.get("add_bos_token"), around[:1]
         )
@@ -256,6 +256,15 @@ def _load_tokenizer(path: Path) -> HFTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _ids_around_a_text(tokenizer: HFTokenizer, path: Path) -> list[int]:
+    """Those of a short text and of what stands before and behind it."""
+    try:
+        ids: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ConfigurationError(f"{path}: it has no tokens for 'a': {error}") from None
+    return ids
 
 
 def _load_chat_template(

@@ -152,7 +152,7 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
             text, encode = rendered.text, partial(tokenizer.encode_chat, rendered)
             own_end = rendered.own_end
     _check_hopeless(text, request.prompt_field, tokenizer, max_model_len)
-    token_ids = encode()
+    token_ids = _encoded(encode, request.prompt_field)
     if not token_ids:
         raise InvalidRequestError("has no tokens", field=request.prompt_field)
     _check_known(token_ids, tokenizer, request.prompt_field)
@@ -163,14 +163,25 @@ def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> frozenset[
     """The tokens of each word, as it is alone and after a space. Raises InvalidRequestError."""
     found: set[tuple[int, ...]] = set()
     for index, word in enumerate(words):
-        alone = tuple(tokenizer.encode(word, add_special=False))
         field = f"sampling.bad_words[{index}]"
+        encode = partial(tokenizer.encode, add_special=False)
+        alone = tuple(_encoded(partial(encode, word), field))
         if not alone:
             raise InvalidRequestError("has no tokens", field=field)
-        spaced = tuple(tokenizer.encode(f" {word}", add_special=False))
+        spaced = tuple(_encoded(partial(encode, f" {word}"), field))
         _check_known(alone + spaced, tokenizer, field)
         found |= {alone, spaced}
     return frozenset(found)
+
+
+def _encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+    """What ``encode`` returns. Raises InvalidRequestError: the model has no tokens for it."""
+    try:
+        return encode()
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises plain ones
+            raise
+        raise InvalidRequestError(f"the model's tokenizer: {error}", field=field) from None
 
 
 def resolve(

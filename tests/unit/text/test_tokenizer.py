@@ -323,6 +323,13 @@ def test_a_special_token_that_is_no_text_is_told_by_its_field(
     assert "\n" not in caught.value.message
 
 
+def test_a_tokenizer_that_has_no_tokens_for_a_letter_is_named(tmp_path: Path) -> None:
+    raw = HFTokenizer(models.Unigram([(each, -1.0) for each in "bcd"], None, False))
+    raw.decoder = decoders.Metaspace()
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json: it has no tokens for 'a'"):
+        write_folder(tmp_path, raw)
+
+
 def change(path: Path, key: str, value: object) -> None:
     """Set one key of a JSON file, which need not be there."""
     content = json.loads(path.read_text()) if path.exists() else {}

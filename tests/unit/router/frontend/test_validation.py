@@ -4,10 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models
 
 from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
@@ -25,6 +28,7 @@ from router.frontend.validation import EncodedPrompt, ModelFacts, recorded_id
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
+from tests.text_models import write_folder
 from tests.unit.router.frontend.asked import (
     EOS,
     MAX_LEN,
@@ -441,6 +445,20 @@ def test_a_bad_word_does_not_begin_as_a_prompt_does(tokenizer: Tokenizer) -> Non
     words = ["hello", "new"]
     found = validation.tokenize_bad_words(words, prefixed)
     assert found == validation.tokenize_bad_words(words, tokenizer)
+
+
+def test_what_the_tokenizer_has_no_tokens_for_is_the_requests_fault(tmp_path: Path) -> None:
+    """As unigrams that name no token for what they do not know."""
+    raw = HFTokenizer(models.Unigram([(each, -1.0) for each in "abc "], None, False))
+    raw.decoder = decoders.Metaspace()
+    unknowing = write_folder(tmp_path, raw)
+    prompt = read(inference_pb2.GenerateRequest(text="é"))
+    with pytest.raises(InvalidRequestError, match=r"the model's tokenizer: .*unk_id") as caught:
+        validation.tokenize(prompt, unknowing, MAX_LEN)
+    assert caught.value.field == "text"
+    with pytest.raises(InvalidRequestError, match="unk_id") as caught:
+        validation.tokenize_bad_words(["a", "é"], unknowing)
+    assert caught.value.field == "sampling.bad_words[1]"
 
 
 def test_ids_are_read_from_the_message_without_a_copy() -> None:

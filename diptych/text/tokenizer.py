@@ -209,10 +209,12 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         if any(token.lstrip or token.rstrip for token in added):
             return None
+        spelt = [token.content.encode() if self.text.is_byte_level else "" for token in added]
         model = self._tokenizer.model  # those of unigrams do not say it
         if not self.text.is_byte_level and not getattr(model, "byte_fallback", False):
             return None
-        return max(len(token) for token in self._tokenizer.get_vocab())
+        # One character for each byte, but of added tokens, which are plain text.
+        return max(len(token) for token in [*self._tokenizer.get_vocab(), *spelt])
 
 
 def _may_shorten(step: Mapping[str, Any]) -> bool:

@@ -222,6 +222,16 @@ def test_a_tokenizer_of_unigrams_is_read(tmp_path: Path, text: str) -> None:
     assert tokenizer.min_tokens(text * 10_000) <= len(token_ids) * 10_000
 
 
+def test_an_added_token_of_long_characters_is_as_long_as_its_bytes(tmp_path: Path) -> None:
+    """As DeepSeek's are."""
+    raw, text = byte_level_tokenizer(), "｜" * 64
+    assert max(map(len, raw.get_vocab())) <= len(text)
+    raw.add_tokens([text])
+    tokenizer = write_folder(tmp_path, raw)
+    assert len(tokenizer.encode(text * 30, add_special=False)) == 30
+    assert 0 < tokenizer.min_tokens(text * 30) <= 30
+
+
 def test_no_bound_where_text_may_shrink(tmp_path: Path) -> None:
     raw = byte_level_tokenizer()
     raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])

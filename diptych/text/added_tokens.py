@@ -69,7 +69,7 @@ def _entries(path: Path, listed: Any) -> Iterator[tuple[int, str, Mapping[str, A
             text = entry["content"]
             if text:
                 yield int(token_id), str(text), entry
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise ConfigurationError(f"{path}: its added tokens must have ids and contents") from None
 
 

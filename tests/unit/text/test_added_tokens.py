@@ -105,7 +105,7 @@ def test_what_lists_no_tokens_is_named(tmp_path: Path, tokens: object) -> None:
         write_folder(tmp_path, byte_level_tokenizer(), added_tokens_decoder=tokens)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": [1]}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": [1]}', '{"a": 1e999}'])
 def test_a_file_that_lists_no_tokens_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "added_tokens.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"added_tokens\.json: "):

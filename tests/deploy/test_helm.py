@@ -121,6 +121,14 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "-decode-main: podLabels: by app.kubernetes.io/name pods are found",
         ),
         (
+            {"router": {"service": {"externalTrafficPolicy": "Local"}}},
+            "router.service.externalTrafficPolicy: is of NodePort and LoadBalancer",
+        ),
+        (
+            {"router": {"service": {"type": "NodePort", "loadBalancerClass": "a"}}},
+            "router.service.loadBalancerClass: is of LoadBalancer, but .* is NodePort",
+        ),
+        (
             {"router": {"service": {"port": 443}, "http": {"port": 443}}},
             "router.http.port: 443 is router.service.port too",
         ),

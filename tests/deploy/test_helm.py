@@ -121,6 +121,26 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "-decode-main: podLabels: by app.kubernetes.io/name pods are found",
         ),
         (
+            {"decode": {"podLabels": {"app.kubernetes.io/version": "2"}}},
+            "-decode-main: podLabels: app.kubernetes.io/version is the chart's own",
+        ),
+        (
+            {"router": {"podAnnotations": {"checksum/settings": "2"}}},
+            "-router: podAnnotations: checksum/settings is the chart's own",
+        ),
+        (
+            {"metrics": {"alerts": {"labels": {"helm.sh/chart": "a"}}}},
+            "metrics.alerts.labels: helm.sh/chart is the chart's own",
+        ),
+        (
+            {"prefill": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}},
+            "-prefill-main: extraVolumes: tmp is the chart's own",
+        ),
+        (
+            {"router": {"extraVolumeMounts": [{"name": "cache", "mountPath": "/tmp"}]}},
+            "-router: extraVolumeMounts: /tmp is the chart's own",
+        ),
+        (
             {"router": {"service": {"externalTrafficPolicy": "Local"}}},
             "router.service.externalTrafficPolicy: is of NodePort and LoadBalancer",
         ),

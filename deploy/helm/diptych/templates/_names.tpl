@@ -49,6 +49,15 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Fails where "given", a dict or nothing, has a key of the list "ours": there would be two of it. "name" is of the value. */}}
+{{- define "diptych.notOurs" -}}
+{{- range $key, $value := .given -}}
+{{- if has $key $.ours -}}
+{{- fail (printf "%s: %s is the chart's own" $.name $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "diptych.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}

@@ -202,6 +202,19 @@ capabilities:
 {{- end -}}
 
 {{- define "diptych.mounts" -}}
+{{- $own := include "diptych.ownMounts" . -}}
+{{- $paths := list -}}
+{{- range fromYamlArray $own }}{{ $paths = append $paths .mountPath }}{{ end -}}
+{{- range .values.extraVolumeMounts -}}
+{{- include "diptych.notOurs" (dict "name" (printf "%s: extraVolumeMounts" $.settingsName) "given" (dict .mountPath "") "ours" $paths) -}}
+{{- end -}}
+{{- $own }}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.ownMounts" -}}
 - name: settings
   mountPath: /etc/diptych
   readOnly: true
@@ -240,13 +253,23 @@ capabilities:
   readOnly: true
 {{- end }}
 {{- end }}
-{{- with .values.extraVolumeMounts }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* Takes "settingsName" as well, the ConfigMap's. */}}
 {{- define "diptych.volumes" -}}
+{{- $own := include "diptych.ownVolumes" . -}}
+{{- $names := list -}}
+{{- range fromYamlArray $own }}{{ $names = append $names .name }}{{ end -}}
+{{- range .values.extraVolumes -}}
+{{- include "diptych.notOurs" (dict "name" (printf "%s: extraVolumes" $.settingsName) "given" (dict .name "") "ours" $names) -}}
+{{- end -}}
+{{- $own }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.ownVolumes" -}}
 - name: settings
   configMap:
     name: {{ .settingsName }}
@@ -307,9 +330,6 @@ capabilities:
         path: keys
 {{- end }}
 {{- end }}
-{{- with .values.extraVolumes }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "diptych.modelVolume" -}}
@@ -356,6 +376,9 @@ capabilities:
 {{- fail (printf "%s: podLabels: by %s pods are found, and the chart sets it" $.settingsName $key) -}}
 {{- end -}}
 {{- end -}}
+{{- $labels := include "diptych.labels" (dict "root" .root "component" .role "pool" .pool) | fromYaml -}}
+{{- include "diptych.notOurs" (dict "name" (printf "%s: podLabels" .settingsName) "given" .values.podLabels "ours" (keys $labels)) -}}
+{{- include "diptych.notOurs" (dict "name" (printf "%s: podAnnotations" .settingsName) "given" .values.podAnnotations "ours" (list "checksum/settings")) -}}
 automountServiceAccountToken: {{ and (eq .role "router") (eq .root.Values.router.discovery "kubernetes") }}
 # Addresses of services as environment variables would look like settings.
 enableServiceLinks: false

@@ -1,6 +1,7 @@
 """Traces as Jaeger's own JSON has them, which its user interface reads from a file."""
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import TypeAlias
 
 from diptych.cli.recorded_spans import RecordedSpan, Tags, Value
@@ -73,6 +74,6 @@ def _tag(key: str, value: Value) -> Json:
         return {"key": key, "type": "bool", "value": value}
     if isinstance(value, int):
         return {"key": key, "type": "int64", "value": value}
-    if isinstance(value, float):
+    if isinstance(value, float) and isfinite(value):  # JSON has no others
         return {"key": key, "type": "float64", "value": value}
     return {"key": key, "type": "string", "value": value if isinstance(value, str) else str(value)}

@@ -9,6 +9,7 @@ from pydantic_settings import CliPositionalArg
 from diptych import settings
 from diptych.cli.jaeger_form import jaeger_form
 from diptych.cli.recorded_spans import read_spans
+from diptych.cli.shown_line import shown
 from diptych.cli.trace_tree import Trace, traces_of
 from diptych.cli.waterfall import waterfall
 from diptych.errors import ConfigurationError
@@ -62,7 +63,8 @@ def _line(trace: Trace) -> str:
     first = trace.rows[0].span
     length_ms = (trace.end_ns - trace.start_ns) / 1e6
     failed = "" if first.error is None else f" {first.error}"
-    return f"{trace.trace_id} {first.name} {length_ms:.1f} ms, {len(trace.rows)} spans{failed}"
+    line = f"{trace.trace_id} {first.name} {length_ms:.1f} ms, {len(trace.rows)} spans{failed}"
+    return shown(line)
 
 
 def _write(flag: str, path: Path, text: str) -> None:

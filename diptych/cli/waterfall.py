@@ -1,5 +1,6 @@
 """A picture of one trace: a line for each span, its bar where it lay in time. SVG."""
 
+import re
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
@@ -10,6 +11,7 @@ _ROW_HEIGHT, _HEAD_HEIGHT, _INDENT = 20, 46, 14
 _COLOURS = ("#3b6fb6", "#c8553d", "#4f9d69", "#8f6bb3", "#b58900", "#5c6b73")
 _ERROR_COLOUR = "#c00000"
 _NUM_TICKS = 5
+_NOT_IN_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
 
 def waterfall(trace: Trace) -> str:
@@ -34,7 +36,7 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
     for index, (name, colour) in enumerate(colours.items()):
         left = 10 + 150 * index
         yield f'<rect x="{left}" y="8" width="10" height="10" fill="{colour}"/>'
-        yield f'<text x="{left + 15}" y="17">{escape(name)}</text>'
+        yield f'<text x="{left + 15}" y="17">{_text(name)}</text>'
 
 
 def _axis(trace: Trace, height: int) -> Iterator[str]:
@@ -55,7 +57,7 @@ def _row(trace: Trace, row: Row, top: int, colour: str) -> Iterator[str]:
     fill = "#222222" if span.error is None else _ERROR_COLOUR
     length = _length_text(span.end_ns - span.start_ns)
     yield (
-        f'<text x="{10 + row.depth * _INDENT}" y="{top + 14}" fill="{fill}">{escape(name)}</text>'
+        f'<text x="{10 + row.depth * _INDENT}" y="{top + 14}" fill="{fill}">{_text(name)}</text>'
     )
     yield (
         f'<rect x="{left:.1f}" y="{top + 4}" width="{width:.1f}" height="{_ROW_HEIGHT - 8}" '
@@ -64,6 +66,10 @@ def _row(trace: Trace, row: Row, top: int, colour: str) -> Iterator[str]:
     yield (
         f'<text x="{_NAMES_WIDTH + _BARS_WIDTH + 12}" y="{top + 14}" fill="#666666">{length}</text>'
     )
+
+
+def _text(name: str) -> str:
+    return escape(_NOT_IN_XML.sub("?", name))
 
 
 def _length_text(length_ns: int) -> str:

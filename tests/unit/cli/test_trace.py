@@ -75,6 +75,27 @@ def test_spans_lie_under_their_parents_in_the_order_in_which_they_began(recorded
     ]
 
 
+def test_what_others_called_their_spans_breaks_neither_the_list_nor_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = [
+        {"key": f"number {index}", "value": {"doubleValue": value}}
+        for index, value in enumerate(("NaN", "-Infinity", 0.5))
+    ]
+    status = {"code": 2, "message": "went\nwrong\x1b[2J"}
+    odd = span(1, None, 0, 5, name="\x1b]0;mine\x07", attributes=numbers, status=status)
+    path, jaeger, svg = (tmp_path / name for name in ("t.jsonl", "jaeger.json", "t.svg"))
+    path.write_text(export("its\x00", odd))
+    assert main(["trace", str(path), "--jaeger", str(jaeger), "--svg", str(svg)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == rf"{TRACE} \u001b]0;mine\u0007 5.0 ms, 1 spans went wrong\u001b[2J"
+    texts = {text.text for text in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"its?", "?]0;mine?: went\nwrong?[2J"} <= texts
+    told = json.loads(jaeger.read_text(), parse_constant=pytest.fail)
+    tags = {tag["key"]: tag["value"] for tag in told["data"][0]["spans"][0]["tags"]}
+    assert [tags[f"number {index}"] for index in range(3)] == ["nan", "-inf", 0.5]
+
+
 @pytest.mark.parametrize("parents", [[1], [2, 1], [None, 3, 4, 2, 4]])
 def test_spans_that_are_above_themselves_are_shown_once_all_the_same(
     parents: list[int | None],

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from diptych.errors import InvalidRequestError
 from diptych.request_class import RequestClass, read_class
@@ -72,10 +72,14 @@ class LevelFields(StrictModel):
         return ServiceLevel(**{name: getattr(self, name) for name in ServiceLevel._fields})
 
 
+ModelName = Annotated[str, Field(min_length=1)]
+"""As a body has to say it. Behind HTTP an empty one stands for whatever is served."""
+
+
 class GenerationBody(LevelFields):
     """What completions and chats have in common, beside the sampling parameters."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None

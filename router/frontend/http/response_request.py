@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from diptych.errors import InvalidRequestError
 from router.frontend.http import unserved
-from router.frontend.http.asked import COMMON_NAMES, Asked, Envelope, LevelFields
+from router.frontend.http.asked import COMMON_NAMES, Asked, Envelope, LevelFields, ModelName
 from router.frontend.http.body import as_list, validated
 from router.frontend.http.constraint_fields import read_text_constraint
 from router.frontend.http.response_input import read_input
@@ -53,7 +53,7 @@ _NAMES: Final = {
 class _ResponseBody(LevelFields):
     """A response's members beside its input, its tools and its sampling parameters."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     cache_salt: str | None = None
     return_timing: bool | None = None

@@ -42,6 +42,12 @@ def refusal(content: Mapping[str, object], *, is_chat: bool = False) -> InvalidR
     return caught.value
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_an_empty_name_names_no_model(*, is_chat: bool) -> None:
+    content = {"model": "", "prompt": "p"} | ({"messages": [TURN]} if is_chat else {})
+    assert refusal(content, is_chat=is_chat).field == "model"
+
+
 def test_every_declared_parameter_is_read_under_its_name() -> None:
     values: dict[str, Any] = {
         "temperature": 0.5,

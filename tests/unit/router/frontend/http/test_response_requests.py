@@ -298,6 +298,7 @@ def test_what_would_be_repeated_is_short_though_nobody_reads_it(
         ({"input": [{**CALL, "arguments": "["}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
         ({"model": None}, "model"),
+        ({"model": ""}, "model"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
         ({"prompt_cache_key": 5}, "prompt_cache_key"),
         ({"safety_identifier": "x" * 65}, "safety_identifier"),

@@ -11,6 +11,7 @@ from diptych.errors import DiptychError, TransferInterruptedError
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
 _MAX_HINT_S = 30.0  # who is told to wait for longer decides that itself
+_MAX_LEFT_S = 1e9  # gRPC takes ten times as much for a deadline that has passed
 _MAX_STILL_PAUSE_S = 30.0
 _MAX_STILL_S = 3600.0
 
@@ -49,7 +50,9 @@ class Retries:
     @property
     def left_s(self) -> float | None:
         """Until the deadline; None: there is none."""
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
+        if self._deadline_s is None:
+            return None
+        return min(max(0.0, self._deadline_s - self._clock()), _MAX_LEFT_S)
 
     def renew(self) -> None:
         """A call brought something before it failed."""

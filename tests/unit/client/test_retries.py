@@ -56,6 +56,14 @@ def test_who_is_told_to_wait_for_long_decides_that_itself() -> None:
     assert pauses(QueueFullError("full", retry_after_s=30.5), 1.0, num=1)[0] is None
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, float("inf")])
+def test_a_deadline_too_far_for_grpc_to_count_has_not_passed(timeout_s: float) -> None:
+    retries = Retries(5, timeout_s)
+    assert retries.left_s == 1e9
+    assert retries.pause_s(LOST) is not None
+    assert Retries(5, 1e8, lambda: 0.0).left_s == 1e8
+
+
 def test_a_call_that_met_the_end_of_its_server_is_made_again() -> None:
     killed = remote_error(grpc.StatusCode.CANCELLED, "", "CANCELLED")
     assert pauses(killed, 1.0, num=1) == [0.1, None]

@@ -280,7 +280,9 @@ class _Candidates:
         toll = self._toll(Bystanders(pace, stalled_s, view.promised, told))
         slow = slow_ratio(pace.after, self._tpot_s, self._num_output)
         come = Consequences(first, self._late_ratio(first), pace.after, slow, (toll,))
-        is_astray = bool(pace.num_rows) and view.worker in self._parts.decoding
+        # Where none decodes it keeps nobody waiting but those that come, and in a burst some do.
+        is_kept = pace.num_rows or self._ttft_s is not None  # which says when it is too late
+        is_astray = bool(is_kept) and view.worker in self._parts.decoding
         is_astray |= view.worker in self._parts.computing
         return self._valued(decoder, come, _ASTRAY * is_astray)
 

@@ -27,6 +27,7 @@ _NUM_ASKED: Final = 4  # workers, what their steps take
 _STICKY: Final = 0.75  # workers: a change that is smaller is none,
 _MOST_OF: Final = 0.9  # where those that are parted so saturate hardly sooner
 _PROMPTS_OF_ONE: Final = 2.0  # that are computed while it waits: its own, and about one before it
+_LEAST_DECODING: Final = 0.4  # of the sequences that a worker has to decode, so that several part
 # Of two workers' time, that prompts take where these had best part, and by how much beyond that
 # they stay parted: measured, and simulated with several mixes of requests and kinds of workers.
 # Of few answers at a time little is won where they share steps, so no more than about half of the
@@ -210,14 +211,18 @@ class Parting:
         """Each worker for itself, where nothing is won by parting; None: they had best part.
 
         Two workers can part in one way only. Where one phase takes much more than half of the work
-        its worker is short of time while the other one idles, so each does both.
+        its worker is short of time while the other one idles, so each does both. So does each of
+        several where answers take hardly longer than prompts: who decodes would have its places
+        full of sequences that wait for those.
         """
-        if not snapshot.prefill or len(snapshot.decode) > _TWO:
+        if not snapshot.prefill:
             return None
         computing = {view.worker for view in snapshot.prefill}
         decoding = {view.worker for view in snapshot.decode if view.local_prefill}
         if computing != decoding or len(decoding) < len(snapshot.decode):
             return None  # one has but one role
+        if len(decoding) > _TWO and self._several_had_best_part(snapshot):
+            return None
         if len(decoding) == _TWO and self._two_had_best_part(snapshot):
             return None
         return snapshot.each_alone
@@ -267,6 +272,12 @@ class Parting:
         answer_s = self._mix.num_output_tokens * (self._paces.mean_s or 0.0)
         prompt_s = fmean([self._mix.prompt_s(cost.prefill, num) for cost, num, _ in known])
         return answer_s / (answer_s + _PROMPTS_OF_ONE * prompt_s)
+
+    def _several_had_best_part(self, snapshot: Snapshot) -> bool:
+        """They had until it is known that they have not."""
+        known = _known(snapshot.decode)
+        is_known = self._share(_Phases(known, known)) is not None
+        return not is_known or self._decoding_ratio(known) >= _LEAST_DECODING
 
     def _two_had_best_part(self, snapshot: Snapshot) -> bool:
         were_apart = self._are_two_apart

@@ -192,11 +192,21 @@ def test_whose_part_is_to_decode_computes_what_would_be_late_elsewhere() -> None
     assert placement.decode == D2
 
 
-def test_a_worker_without_sequences_computes_whatever_its_part_is() -> None:
-    """It keeps nobody waiting."""
+def test_a_worker_without_sequences_computes_whatever_its_part_is_where_that_is_sooner() -> None:
+    """It keeps nobody waiting, and nobody said how soon a first token is soon enough."""
     policy = parted()
-    assert isinstance(policy.place(QUERY_OF_PACE, soft(num_queued=1_000)), Paired)
-    alone = policy.place(QUERY_OF_PACE, soft(num_queued=1_000, num_rows=0))
+    query = QUERY_OF_PACE._replace(objectives=Objectives(None, 0.15))
+    assert isinstance(policy.place(query, soft(num_queued=1_000)), Paired)
+    alone = policy.place(query, soft(num_queued=1_000, num_rows=0))
+    assert isinstance(alone, DecodeOnly)
+    assert alone.decode == D2
+
+
+def test_a_worker_without_sequences_is_kept_for_answers_while_first_tokens_are_in_time() -> None:
+    """Elsewhere, that is: those that come would wait for the prompt."""
+    policy = parted()
+    assert isinstance(policy.place(QUERY_OF_PACE, soft(num_queued=1_000, num_rows=0)), Paired)
+    alone = policy.place(QUERY_OF_PACE, soft(num_queued=20_000, num_rows=0))
     assert isinstance(alone, DecodeOnly)
     assert alone.decode == D2
 

@@ -89,6 +89,22 @@ def test_the_split_that_saturates_last_is_chosen(prompt: int, output: int, num: 
     assert rates[computing - 1] == pytest.approx(max(rates))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "output", "are_apart"),
+    [(800, 5, False), (800, 30, True), (2000, 20, False), (2000, 100, True)],
+)
+def test_several_part_unless_answers_take_hardly_longer_than_prompts(
+    prompt: int, output: int, are_apart: bool
+) -> None:
+    """Who decodes would have its places full of sequences that wait for their prompts."""
+    for num in (3, 8):
+        snapshot = both(num)
+        whole = seen(prompt, output).together(snapshot)
+        assert (whole is None) is are_apart
+        assert whole is None or whole is snapshot.each_alone
+        assert Parting().together(snapshot) is None, "of what nothing is known"
+
+
 def test_another_mix_changes_the_parts_within_as_many_requests_as_are_remembered() -> None:
     parting = seen(800, 20)
     before = num_computing(parting, both(8))

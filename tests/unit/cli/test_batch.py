@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,70 +21,7 @@ from diptych.cli.batch_over_http import HttpBatchClient
 from diptych.client import BatchState
 from diptych.errors import ConfigurationError
 from diptych.rpc.status import remote_error
-
-Server = Callable[[httpx.Request], httpx.Response]
-
-
-def told(status: str, completed: int = 0, failed: int = 0, **more: object) -> dict[str, Any]:
-    counts = {"total": 4, "completed": completed, "failed": failed}
-    ids = {"output_file_id": None, "error_file_id": None}
-    return {"id": "b", "status": status, "request_counts": counts, "errors": None, **ids, **more}
-
-
-def client_of(server: Server) -> HttpBatchClient:
-    return HttpBatchClient("http://there", "key", transport=httpx.MockTransport(server))
-
-
-def by(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    """Commands ask that server."""
-    monkeypatch.setattr(batch, "HttpBatchClient", lambda url, key, ca, name: client_of(server))
-
-
-def test_a_file_is_uploaded_and_its_batch_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[httpx.Request] = []
-
-    def server(request: httpx.Request) -> httpx.Response:
-        request.read()
-        asked.append(request)
-        is_file = request.url.path == "/v1/files"
-        return httpx.Response(200, json={"id": "file-x"} if is_file else told("validating"))
-
-    path = tmp_path / os.fsdecode(b"in-\xe9.jsonl")  # of a system before UTF-8
-    path.write_bytes(b'{"custom_id": "a"}\n')
-    by(monkeypatch, server)
-    assert batch.run(["submit", str(path), "--completion-window", "7d"]) == 0
-    file, made = asked
-    assert b'filename="in-?.jsonl"' in file.content
-    assert b'{"custom_id": "a"}\n' in file.content
-    assert file.headers["authorization"] == "Bearer key"
-    assert json.loads(made.content) == {
-        "input_file_id": "file-x",
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "7d",
-    }
-    assert capsys.readouterr().out == "b\n"
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_what_is_no_regular_file_is_one_line(tmp_path: Path, scheme: str) -> None:
-    """As ``<(generate)`` is none: how large it is has to be known first."""
-    reader, writer = os.pipe()
-    try:
-        for path in (f"/dev/fd/{reader}", str(tmp_path)):
-            with pytest.raises(ConfigurationError, match=r"--file: .*expected a regular file"):
-                batch.run(["submit", path, "--url", f"{scheme}://127.0.0.1:1"])
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_file_that_cannot_be_looked_for_is_one_line(scheme: str) -> None:
-    """As in a folder that is not to be looked into."""
-    with pytest.raises(ConfigurationError, match=r"^--file: x+: File name too long$"):
-        batch.run(["submit", "x" * 300, "--url", f"{scheme}://127.0.0.1:1"])
+from tests.unit.cli.asked_server import by, client_of, told
 
 
 def test_it_waits_until_the_batch_has_ended() -> None:
@@ -422,49 +358,6 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "diptych batch submit FILE" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("status", [400, 429, 507])
-def test_the_upload_of_a_batch_that_is_refused_is_deleted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: int,
-) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def server(request: httpx.Request) -> httpx.Response:
-        request.read()
-        asked.append((request.method, request.url.path))
-        if request.url.path == "/v1/batches":
-            return httpx.Response(status, json={"error": {"message": "32 have not ended yet"}})
-        return httpx.Response(200, json={"id": "file-x"})
-
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b"{}\n")
-    by(monkeypatch, server)
-    assert batch.run(["submit", str(path)]) == 1
-    assert asked[2:] == [("DELETE", "/v1/files/file-x")]
-    assert capsys.readouterr().err == "diptych batch: 32 have not ended yet\n"
-
-
-@pytest.mark.parametrize("status", [500, 502, 504])
-def test_the_input_of_a_batch_that_may_have_been_made_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    asked: list[str] = []
-
-    def server(request: httpx.Request) -> httpx.Response:
-        request.read()
-        asked.append(request.method)
-        is_file = request.url.path == "/v1/files"
-        return httpx.Response(200 if is_file else status, json={"id": "file-x"})
-
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b"{}\n")
-    by(monkeypatch, server)
-    assert batch.run(["submit", str(path)]) == 1
-    assert asked == ["POST", "POST"]
-
-
 @pytest.mark.parametrize("is_full", [True, False])
 def test_results_that_nobody_takes_are_no_traceback(is_full: bool) -> None:
     """As ``| head`` leaves them; or where the disk is full."""
@@ -493,23 +386,3 @@ def test_results_that_nobody_takes_are_no_traceback(is_full: bool) -> None:
         assert done.stderr == b""
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("num_bytes", [1, 10])
-def test_a_file_that_is_written_to_while_it_is_uploaded_is_one_line(
-    tmp_path: Path, num_bytes: int
-) -> None:
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b"{}\n")
-
-    class Slow(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            path.write_bytes(b"x" * num_bytes)
-            request.read()
-            return httpx.Response(200, json={"id": "file-1"})
-
-    with (
-        HttpBatchClient("http://there", transport=Slow()) as client,
-        pytest.raises(BatchError, match="was written to while it was read"),
-    ):
-        client.submit(path, "/v1/chat/completions", "24h")

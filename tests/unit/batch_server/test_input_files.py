@@ -3,13 +3,14 @@
 import codecs
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from batch_server.runner.input_file import InputBounds
 from batch_server.status import BatchStatus
-from tests.unit.batch_server.rig import BATCH, INPUT, FakeRouters, line, opened
+from tests.unit.batch_server.rig import BATCH, INPUT, FakeRouters, Rig, line, opened
 
 DATA = b"".join(line(name, "one") for name in "abc")
 
@@ -104,6 +105,18 @@ async def test_a_file_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
     assert batch.status is BatchStatus.FAILED
 
 
+def deleted_at(rig: Rig, at: int) -> Callable[[str, int], Awaitable[bytes | None]]:
+    """Reads pieces of the file, which is deleted before that one is."""
+    found = rig.files.chunk
+
+    async def chunk(file_id: str, number: int) -> bytes | None:
+        if number == at:
+            await rig.files.delete("", INPUT)
+        return await found(file_id, number)
+
+    return chunk
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_a_file_that_is_deleted_while_it_is_read_is_not_said_to_be_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
@@ -111,14 +124,7 @@ async def test_a_file_that_is_deleted_while_it_is_read_is_not_said_to_be_wrong(
     async with opened(tmp_path) as rig:
         await rig.add_input(line("a", "one") + line("b", "two"))
         await rig.add_batch()
-        found = rig.files.chunk
-
-        async def chunk(file_id: str, number: int) -> bytes | None:
-            if number == at:
-                await rig.files.delete("", INPUT)
-            return await found(file_id, number)
-
-        monkeypatch.setattr(rig.files, "chunk", chunk)
+        monkeypatch.setattr(rig.files, "chunk", deleted_at(rig, at))
         batch = await rig.run()
     (error,) = batch.errors
     assert (error.code, error.message) == ("not_found", "the file was deleted")
@@ -132,16 +138,10 @@ async def test_a_file_that_is_deleted_while_it_is_read_again_breaks_nothing_off(
         await rig.add_batch()
         clear_lines = rig.batches.clear_lines
 
-        async def chunk(file_id: str, number: int) -> bytes | None:
-            if number == 1:
-                await rig.files.delete("", INPUT)
-            return await found(file_id, number)
-
         async def cleared(batch_id: str) -> None:
-            monkeypatch.setattr(rig.files, "chunk", chunk)
+            monkeypatch.setattr(rig.files, "chunk", deleted_at(rig, 1))
             await clear_lines(batch_id)
 
-        found = rig.files.chunk
         monkeypatch.setattr(rig.batches, "clear_lines", cleared)
         batch = await rig.run()
     assert batch.status is BatchStatus.FAILED

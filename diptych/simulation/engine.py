@@ -39,6 +39,7 @@ from diptych.step_model import NINE_OF_TEN, StepCost, StepModel, StepWork
 _NUM_DRAWN = 65521  # of noise; then it comes again
 _NO_NOISE = (0.0,)
 _MOST_TOGETHER = 256  # steps
+_LEFT_ALONE_S = 0.3  # for no longer: routers are told meanwhile, and that parts them
 
 Listener = Callable[[SequenceUpdate], None]
 
@@ -404,6 +405,8 @@ class SimulatedEngine:
             factor = self._factor(index, cost)
             at_s += cost.expected_s(work) * factor
             ends.append(at_s)
+            if at_s > self._agenda.now_s + _LEFT_ALONE_S:
+                break
         self._ends_s = ends
         self._due(at_s, self._end_together)
 

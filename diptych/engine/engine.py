@@ -95,6 +95,7 @@ class StepEngine:
         self._steps: deque[BegunStep] = deque()  # in flight, the oldest first
         self._max_steps = 1 if launcher is None else MAX_STEPS_IN_FLIGHT
         self._booked_s = 0.0  # when the last step that was completed was booked
+        self._awake_s = 0.0  # since when there was something to do
         self._timing = StepTiming(measured)
         self._prefill_time = PrefillTime(clock)
         self._learner = StepLearner(measured)
@@ -114,6 +115,7 @@ class StepEngine:
         """
         self._loop = asyncio.get_running_loop()
         self._abandoned = self._loop.create_future()
+        self._awake_s = self._clock()
         own_thread = None
         if self._model_thread is None:
             own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -257,7 +259,7 @@ class StepEngine:
 
     @property
     def step_model(self) -> StepModel:
-        """Learned from steps that were completed, from deciding them to booking them.
+        """Learned from steps that were completed, from one's booking to the next one's.
 
         Once it is known not from those that took longer for what they told of prompts.
         """
@@ -289,6 +291,7 @@ class StepEngine:
                     continue
                 if not self._steps:
                     await self._awake.wait()
+                    self._awake_s = self._clock()
                     continue
                 updates = await self._end(thread)
                 self.num_steps += 1
@@ -301,22 +304,22 @@ class StepEngine:
         """Decide a step and hand it over; False: there is none before the oldest has ended."""
         if self._steps and self._steps[-1].has_failed:
             return False  # nobody goes on from what was not computed
-        began_s, scheduler, model = self._clock(), self._scheduler, self._learner.model
+        now_s, scheduler, model = self._clock(), self._scheduler, self._learner.model
         prepared = (seq for seq in scheduler.runnable if seq.is_prepared)
         allowed = self._beside_others.allowed(prepared, model)
         work = scheduler.work if allowed is None else allowed.work
         plan = scheduler.schedule(
-            self._max_prompt_tokens(work, model, began_s),
-            max_yielding_tokens=self._short_steps.max_tokens(work, model, began_s),
+            self._max_prompt_tokens(work, model, now_s),
+            max_yielding_tokens=self._short_steps.max_tokens(work, model, now_s),
             beside_others=allowed,
             prefill_cost=model.prefill if model.prefill.is_known else None,
-            now_s=began_s,
+            now_s=now_s,
         )
         if plan is None:
             return False
         self._beside_others.count_step(plan, scheduler.owners(plan), model)
         self._pacer.count_step()
-        step = thread.begin(plan, began_s, self._clock())
+        step = thread.begin(plan, self._clock())
         self._steps.append(step)
         if step.launched is not None:
             await asyncio.wait((step.launched,))
@@ -329,6 +332,7 @@ class StepEngine:
         try:
             output = await thread.end(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
+            self._awake_s = self._clock()
             updates = self._fail(step.plan, error)
             self._steps.popleft()
             return updates
@@ -386,10 +390,11 @@ class StepEngine:
         plan = step.plan
         num_decode = sum(len(chunk.token_ids) == 1 for chunk in plan.chunks)
         num_prefill = plan.num_tokens - num_decode
-        # Of one that was planned ahead, what came after the step before it had been booked.
-        began_s = max(step.began_s, self._booked_s)
+        # What lies between two steps, above all what listeners do, is of the second: so tokens
+        # come as often as steps are said to take.
+        since_s = max(self._awake_s, self._booked_s)
         self._booked_s = self._clock()
-        overhead_s = max(0.0, self._booked_s - began_s - output.duration_s)
+        overhead_s = max(0.0, self._booked_s - since_s - output.duration_s)
         self._timing.record(num_prefill, num_decode, output.duration_s)
         work = work_of(plan)
         model, took_s = self._learner.model, output.duration_s + overhead_s

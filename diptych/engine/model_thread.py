@@ -57,7 +57,6 @@ class BegunStep:
     """A step, from its decision to its booking. Times by the engine's clock."""
 
     plan: StepPlan
-    began_s: float  # when it was decided
     started_s: float  # when the model thread was given it
     launched: asyncio.Future[LaunchedStep] | None  # None: it is executed at one go
     completed: asyncio.Future[StepOutput] | None
@@ -80,14 +79,14 @@ class ModelThread:
         """``launcher``: steps may be begun while others are in flight; None: one at a time."""
         self._thread, self._runner, self._launcher = thread, runner, launcher
 
-    def begin(self, plan: StepPlan, began_s: float, started_s: float) -> BegunStep:
+    def begin(self, plan: StepPlan, started_s: float) -> BegunStep:
         """Give the plan to the thread; returns at once."""
         loop = asyncio.get_running_loop()
         if self._launcher is None:
             completed = loop.run_in_executor(self._thread, self._runner.execute, plan)
-            return BegunStep(plan, began_s, started_s, None, completed)
+            return BegunStep(plan, started_s, None, completed)
         launched = loop.run_in_executor(self._thread, self._launcher.launch, plan)
-        return BegunStep(plan, began_s, started_s, launched, None)
+        return BegunStep(plan, started_s, launched, None)
 
     async def end(
         self, step: BegunStep, given_up: "asyncio.Future[None] | None" = None

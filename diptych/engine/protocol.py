@@ -27,7 +27,7 @@ class StepRecord(NamedTuple):
     num_prefill_tokens: int
     num_decode_tokens: int
     duration_s: float  # on the model thread
-    overhead_s: float  # deciding, booking and thread hops around it
+    overhead_s: float  # what else came since the last one was booked: listeners, deciding, hops
     expected_s: float = 0.0  # both, as the step model had it before this step; 0: not known
     upper_s: float = 0.0  # that nine of ten such steps do not exceed
 

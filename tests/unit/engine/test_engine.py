@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,6 @@ from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner
-from diptych.engine.scheduling.step_timing import StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
@@ -106,6 +106,32 @@ async def test_runs_to_the_end_and_sleeps() -> None:
     model = rig.engine.step_model
     assert (model.prefill.num_steps, model.decode.num_steps) == (3, 4)
     assert model.decode.expected_s(StepWork(1, 22)) == pytest.approx(0.5, rel=0.2)
+
+
+async def test_what_lies_between_two_steps_is_of_the_second() -> None:
+    """Else tokens would come more seldom than steps are said to take."""
+    now_s, records = 10.0, list[tuple[float, float]]()
+
+    def listen(updates: list[SequenceUpdate]) -> None:
+        nonlocal now_s
+        step = rig.engine.last_step
+        assert step is not None
+        records.append((step.duration_s, step.overhead_s))
+        now_s += 0.25  # to tell of the tokens
+
+    def execute(plan: StepPlan, execute: Callable[[StepPlan], StepOutput]) -> StepOutput:
+        nonlocal now_s
+        now_s += 0.5
+        return execute(plan)
+
+    rig = Rig(listen, clock=lambda: now_s)
+    rig.runner.execute = partial(execute, execute=rig.runner.execute)  # type: ignore[method-assign]
+    async with rig.running():
+        for _ in range(2):  # the second finds an engine that slept
+            await rig.until_finished(rig.start(4, max_tokens=4))
+            await asyncio.sleep(0)
+            now_s += 100.0
+    assert records == 2 * [(0.5, 0.0), (0.5, 0.25), (0.5, 0.25), (0.5, 0.25)]
 
 
 async def test_it_tells_how_far_those_are_that_asked_for_a_pace() -> None:
@@ -440,27 +466,6 @@ def test_what_was_measured_before_the_first_step_is_known_from_then_on() -> None
     assert model.decode.expected_s(StepWork(8, 160)) == pytest.approx(0.08, rel=0.02)
     assert model.decode.is_known
     assert not model.prefill.is_known
-
-
-def test_a_step_measured_before_the_first_predicts_it() -> None:
-    timing = StepTiming([MeasuredStep(StepWork(num_prefill_tokens=16), 0.02)])
-    assert timing.predict_s(8) == pytest.approx(0.02)
-    assert timing.predict_s(160) == pytest.approx(0.2)
-    assert (timing.prefill_tokens_per_s, timing.decode_step_s) == (0, 0)
-
-
-def test_prediction_is_a_line_once_two_sizes_were_seen() -> None:
-    timing = StepTiming()
-    assert timing.predict_s(100) == 0
-    timing.record(0, 4, 0.010)
-    assert timing.predict_s(2) == pytest.approx(0.010)
-    assert timing.predict_s(8) == pytest.approx(0.020)
-    for _ in range(20):
-        timing.record(500, 4, 0.010 + 500 * 0.001)
-        timing.record(0, 4, 0.010)
-    assert timing.predict_s(254) == pytest.approx(0.260, rel=0.01)
-    assert timing.decode_step_s == pytest.approx(0.010)
-    assert timing.prefill_tokens_per_s == pytest.approx(500 / 0.510, rel=0.01)
 
 
 async def test_a_step_in_flight_is_predicted_by_all_that_it_computes() -> None:

@@ -98,3 +98,24 @@ def test_what_nine_of_ten_do_not_exceed_is_what_it_takes() -> None:
 def test_nothing_is_expected_where_nothing_is_known() -> None:
     assert forecast_s(behind(0, 512), UNKNOWN, StepTiming()) == 0.0
     assert forecast_s(StepWork(), UNKNOWN, StepTiming(MEASURED)) == MEASURED[0].duration_s
+
+
+def test_a_step_measured_before_the_first_predicts_it() -> None:
+    timing = StepTiming([MeasuredStep(StepWork(num_prefill_tokens=16), 0.02)])
+    assert timing.predict_s(8) == pytest.approx(0.02)
+    assert timing.predict_s(160) == pytest.approx(0.2)
+    assert (timing.prefill_tokens_per_s, timing.decode_step_s) == (0, 0)
+
+
+def test_prediction_is_a_line_once_two_sizes_were_seen() -> None:
+    timing = StepTiming()
+    assert timing.predict_s(100) == 0
+    timing.record(0, 4, 0.010)
+    assert timing.predict_s(2) == pytest.approx(0.010)
+    assert timing.predict_s(8) == pytest.approx(0.020)
+    for _ in range(20):
+        timing.record(500, 4, 0.010 + 500 * 0.001)
+        timing.record(0, 4, 0.010)
+    assert timing.predict_s(254) == pytest.approx(0.260, rel=0.01)
+    assert timing.decode_step_s == pytest.approx(0.010)
+    assert timing.prefill_tokens_per_s == pytest.approx(500 / 0.510, rel=0.01)

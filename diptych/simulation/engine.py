@@ -11,7 +11,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from diptych.engine.scheduling.audit import pool_mismatch
@@ -37,7 +37,9 @@ from diptych.simulation.gaps import Gaps
 from diptych.step_model import NINE_OF_TEN, StepCost, StepModel, StepWork
 
 _NUM_DRAWN = 65521  # of noise; then it comes again
-_NO_NOISE = (0.0,)
+_LASTING = 1.2  # of noise, over what each step has of its own
+_LASTS_STEPS = 15.0  # until a third of it is left
+_NO_NOISE = ((0.0,), (0.0,))
 _MOST_TOGETHER = 256  # steps
 _LEFT_ALONE_S = 0.3  # for no longer: routers are told meanwhile, and that parts them
 
@@ -61,13 +63,24 @@ class EngineLimits(NamedTuple):
 
 
 @lru_cache(maxsize=8)  # it takes as long as a short simulation does, and many are of one seed
-def _drawn(seed: int) -> tuple[float, ...]:
+def _drawn(seed: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each step's own noise, and of what lasts: both normal, with a deviation of 1."""
     drawn = random.Random(seed)
-    return tuple(drawn.gauss(0.0, 1.0) for _ in range(_NUM_DRAWN))
+    own = tuple(drawn.gauss(0.0, 1.0) for _ in range(_NUM_DRAWN))
+    kept = math.exp(-1.0 / _LASTS_STEPS)
+    new = math.sqrt(1.0 - kept * kept)
+    steps = (new * drawn.gauss(0.0, 1.0) for _ in range(_NUM_DRAWN))
+    return own, tuple(accumulate(steps, lambda before, step: kept * before + step))
 
 
 class Noise:
-    """By how much each step takes longer than expected; the same for each run."""
+    """By how much each step takes longer than expected; the same for each run.
+
+    Each step's own noise is the one that a step model tells of, whose workers follow what lasts.
+    Steps that only decode wait for memory, of which others on the machine have now more and now
+    less: of two that follow one another both are slow, or none (recorded on two kinds of
+    processors: 0.34 to 0.6 from one to the next, 0.1 to 0.23 after twenty).
+    """
 
     def __init__(self, seed: int, *, is_on: bool) -> None:
         """One for all engines: each reads it from a place of its own."""
@@ -76,12 +89,16 @@ class Noise:
 
     def renew(self, seed: int) -> None:
         """Steps that begin from now on vary otherwise."""
-        self._normal = _drawn(seed) if self._is_on else _NO_NOISE
+        self._own, self._lasting = _drawn(seed) if self._is_on else _NO_NOISE
 
-    def factor(self, num_step: int, upper_ratio: float) -> float:
-        """Of a step: one in ten is above ``upper_ratio``, half of them below one."""
+    def factor(self, num_step: int, upper_ratio: float, *, only_decodes: bool) -> float:
+        """Of a step: of its own noise, one in ten is above ``upper_ratio``, half below one."""
         spread = math.log(max(1.0, upper_ratio)) / NINE_OF_TEN
-        return math.exp(spread * self._normal[num_step % len(self._normal)])
+        place = num_step % len(self._own)
+        normal = self._own[place]
+        if only_decodes:
+            normal += _LASTING * self._lasting[place]
+        return math.exp(spread * normal)
 
 
 class _Step(NamedTuple):
@@ -304,12 +321,13 @@ class SimulatedEngine:
 
     def _took_s(self, work: StepWork) -> float:
         cost = self.model.cost_of(work)
-        return cost.expected_s(work) * self._factor(0, cost)
+        only_decodes = not work.num_prefill_tokens
+        return cost.expected_s(work) * self._factor(0, cost, only_decodes=only_decodes)
 
-    def _factor(self, num_later: int, cost: StepCost) -> float:
+    def _factor(self, num_later: int, cost: StepCost, *, only_decodes: bool = True) -> float:
         """The noise of so many steps from now."""
         num_step = self._first_step + self.num_steps + num_later
-        return self._noise.factor(num_step, cost.upper_ratio)
+        return self._noise.factor(num_step, cost.upper_ratio, only_decodes=only_decodes)
 
     def _end_step(self) -> None:
         step, self._step = self._step, None

@@ -18,7 +18,8 @@ from router.placement.query import Objectives
 from tests.unit.simulation.small import SMALL
 
 TRUE = StepModel(
-    StepCost(0.03, 0.004, 0.0, 0.0, 0.0, 1.2, 100), StepCost(0.06, 0.004, 0.0, 1e-3, 0.0, 1.2, 100)
+    StepCost(0.03, 0.0042, 0.0, 0.0, 0.0, 1.1, 100),
+    StepCost(0.06, 0.0042, 0.0, 1e-3, 0.0, 1.1, 100),
 )
 # By these it does not matter how many sequences one worker has.
 WRONG = StepModel(TRUE.decode._replace(row_s=0.0), TRUE.prefill._replace(row_s=0.0))

@@ -2,7 +2,7 @@
 writes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -132,9 +132,10 @@ class _Export(_Message):
     resource_spans: list[_ResourceSpans]
 
 
-def read_spans(lines: Iterable[str]) -> list[RecordedSpan]:
+def read_spans(lines: Sequence[str | bytes]) -> list[RecordedSpan]:
     """All spans of a file's lines, in its order.
 
+    Nothing ends the last line: if it is no JSON, after others that are, it is being written.
     Raises ConfigurationError: a line is no export of spans.
     """
     found: list[RecordedSpan] = []
@@ -145,6 +146,8 @@ def read_spans(lines: Iterable[str]) -> list[RecordedSpan]:
             export = _Export.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
+            if found and number == len(lines) and first["type"] == "json_invalid":
+                break
             where = ".".join(str(part) for part in first["loc"])
             raise ConfigurationError(f"line {number}: {where}: {first['msg']}") from None
         found += _spans_of(export)

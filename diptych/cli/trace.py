@@ -38,8 +38,8 @@ def run(args: list[str]) -> int:
     """Read, list, write; the exit code."""
     config = settings.load(TraceConfig, args, prog="diptych trace", env_prefix="DIPTYCH_TRACE_")
     try:
-        lines = config.file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = config.file.read_bytes().split(b"\n")  # of which the last may be half a character
+    except OSError as error:
         raise ConfigurationError(f"{config.file}: {error}") from None
     try:
         traces = traces_of(read_spans(lines))

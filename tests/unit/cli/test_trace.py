@@ -185,6 +185,32 @@ def test_a_line_ends_where_the_file_says_so(
     assert "é\u2028" in svg.read_text(encoding="utf-8")
 
 
+def test_a_line_that_is_still_written_is_not_there_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, whole = tmp_path / "spans.jsonl", export("a", span(1, None, 0, 1)).encode()
+    another = json.dumps(json.loads(export("a", span(2, 1, 0, 1, name="é"))), ensure_ascii=False)
+    torn = another.encode()
+    for end in (1, len(torn) // 2, torn.index("é".encode()) + 1, len(torn) - 1):
+        file.write_bytes(whole + b"\n" + torn[:end])
+        assert main(["trace", str(file)]) == 0
+        assert "1 spans" in capsys.readouterr().out
+    file.write_bytes(whole + b"\n" + torn)
+    assert main(["trace", str(file)]) == 0
+    assert "2 spans" in capsys.readouterr().out, "nothing is left to be written of it"
+
+
+@pytest.mark.parametrize("bad", [b'{"resourceSpans": [', b"\xff"])
+@pytest.mark.parametrize("after", [b"\n", b"\n{"])
+def test_a_line_that_is_bad_though_it_has_ended_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes, after: bytes
+) -> None:
+    file, whole = tmp_path / "spans.jsonl", export("a", span(1, None, 0, 1)).encode()
+    file.write_bytes(whole + b"\n" + bad + after)
+    assert main(["trace", str(file)]) == 2
+    assert "line 2: : Invalid JSON" in capsys.readouterr().err
+
+
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err

@@ -174,7 +174,9 @@ class Simulation:
 
     def _request(self, router: SimulatedRouter, shape: Shape) -> Request:
         number = next(self._numbers)
-        ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
+        num_prompt = min(shape.num_prompt_tokens, self._max_model_len - 2)
+        shape = shape._replace(num_prompt_tokens=num_prompt)
+        ids = prompt_ids(shape, number, self._divide)
         num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
         keys = tuple(block_keys(ids, router.block_size))
         return Request(

@@ -1,6 +1,7 @@
 """What holds for every run: nothing is lost or held for ever, and the same gives the same."""
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import correlation
@@ -390,3 +391,15 @@ def test_whoever_had_to_wait_again_says_when_workers_granted_it_all(
     run(simulation)
     assert len(favoured) > 20
     assert not any(favoured)
+
+
+def test_of_a_prompt_that_workers_do_not_take_no_more_is_kept_than_they_take() -> None:
+    length = 10**7
+    simulation = Simulation(setup(Split(0, 1)), iter([Shape(0.0, length, 2)]))
+    tracemalloc.start()
+    try:
+        simulation.run(1.0, 0.0)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < length, "8 bytes each they would be"

@@ -66,9 +66,15 @@ def _read(config: SimulationConfig) -> Sequence[Shape]:
 
 
 def _cut(config: SimulationConfig, shapes: Sequence[Shape]) -> Iterator[str]:
-    """Said of prompts that are longer than workers take, where --max-prompt lets them be."""
-    most = config.max_model_len - 2
-    num = sum(config.lengths.prompt(shape.num_prompt_tokens) > most for shape in shapes)
+    """Said of what is longer than workers take, where --max-prompt and --max-output let it be."""
+    most, lengths = config.max_model_len - 2, config.lengths
+    prompts = [lengths.prompt(shape.num_prompt_tokens) for shape in shapes]
+    outputs = [lengths.output(shape.num_output_tokens) for shape in shapes]
+    pairs = zip(prompts, outputs, strict=True)
+    num = sum(output > config.max_model_len - min(prompt, most) for prompt, output in pairs)
+    if num:
+        yield f"{num} of the trace's {len(shapes)} answers cut by --max-model-len"
+    num = sum(prompt > most for prompt in prompts)
     if num:
         yield f"{num} of the trace's {len(shapes)} prompts cut to {most} tokens by --max-model-len"
 

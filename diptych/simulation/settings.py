@@ -138,7 +138,8 @@ class SimulationConfig(BaseModel):
     max_model_len: int = Field(
         4096,
         ge=4,
-        description="As a worker's, tokens. Longer prompts are cut to it less 2, not refused.",
+        description="As a worker's, tokens. Longer prompts are cut to it less 2, not refused, and "
+        "answers to what it leaves them.",
     )
     transfer_gb_per_s: float = Field(
         1.0, gt=0, description="Into one decode worker, GB/s; nixl on one machine has about 4."

@@ -129,6 +129,23 @@ def test_prompts_that_workers_do_not_take_are_told_to_be_cut(
     assert "cut to" not in capsys.readouterr().out
 
 
+def test_answers_that_workers_do_not_give_are_told_to_be_cut(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 8, 9, ... 27 tokens, after prompts of 200, 210, ... 390; --max-output says it itself."""
+    flags = ("--workers", "decode=1", "--rate", "0.2", "--duration-s", "5")
+    assert simulate(trace, *flags, "--max-model-len", "395") == 0
+    told = "2 of the trace's 20 answers cut by --max-model-len"
+    assert capsys.readouterr().out.splitlines()[-1] == told
+    assert simulate(trace, *flags, "--max-model-len", "395", "--max-output", "5") == 0
+    assert "cut by" not in capsys.readouterr().out
+    assert simulate(trace, *flags, "--max-model-len", "382") == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "4 of the trace's 20 answers cut by --max-model-len",
+        "1 of the trace's 20 prompts cut to 380 tokens by --max-model-len",
+    ]
+
+
 def test_help_names_each_flag_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])

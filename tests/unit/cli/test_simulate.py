@@ -237,10 +237,16 @@ def test_what_is_wrong_is_named(
     assert names in said.splitlines()[-1]
 
 
+@pytest.mark.parametrize("later_ms", [None, 1e-320, 1e-300, 1e-5])
 def test_a_trace_of_one_moment_wants_a_rate(
-    trace: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, later_ms: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace.write_text("\n".join(trace.read_text().splitlines()[:2]))
+    if later_ms is None:
+        trace.write_text("\n".join(trace.read_text().splitlines()[:2]))
+    else:
+        lengths = {"input_length": 9, "output_length": 5, "hash_ids": []}
+        rows = [{"timestamp": at_ms, **lengths} for at_ms in (0, later_ms)]
+        trace.write_text("\n".join(map(json.dumps, rows)))
     flags = ("--workers", "decode=1", "--duration-s", "2")
     assert simulate(trace, *flags) == EXIT_CONFIGURATION
     said = "diptych simulate: --trace: all of it comes at one moment; --rate says how often\n"

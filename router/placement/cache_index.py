@@ -162,7 +162,7 @@ class CacheIndex:
         else:
             worker.settling.append(block_keys)
             if len(worker.settling) > _MOST_SETTLING:  # it never ends to tell
-                self._retract_all(worker, (worker.settling.popleft(),))
+                self.retract(incarnation, worker.settling.popleft())
 
     def holders(self, block_keys: Sequence[BlockKey]) -> set[str]:
         """The workers that have the first block: of the rest, all others can use nothing."""

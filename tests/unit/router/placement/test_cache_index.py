@@ -3,6 +3,7 @@
 import pytest
 
 from diptych.cache_change import CacheChange, fold
+from router.placement import cache_index
 from router.placement.cache_index import CacheIndex
 from tests.told_caches import whole
 
@@ -184,6 +185,18 @@ def test_what_settled_is_held_for_true_until_the_worker_told_twice() -> None:
     index.untold("a")
     assert not index._workers, "who does not tell any more"
     index.forget("a")
+
+
+def test_of_much_that_settled_before_its_worker_told_again_what_came_first_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_index, "_MOST_SETTLING", 1)
+    index = told("a")
+    for keys in (KEYS, KEYS[:6]):
+        index.expect("a", keys)
+        assert index.num_hit_blocks("a", KEYS) == 8
+        index.settle("a", keys)
+    assert index.num_hit_blocks("a", KEYS) == 6
 
 
 def test_what_is_told_in_several_messages_is_told_once() -> None:

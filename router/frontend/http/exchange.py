@@ -64,6 +64,14 @@ def check_encoding(headers: Mapping[str, str]) -> None:
         raise RefusedError(415, message, "unsupported_media_type")
 
 
+def _text_of(value: str) -> str:
+    """What a header says, of whose bytes each is a character there: UTF-8, unless it cannot be."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value
+
+
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
@@ -188,12 +196,19 @@ class Exchange:
         given = self.headers.get(REQUEST_ID_HEADER)
         if given is None:
             return
+        given = _text_of(given)
         try:
             check_request_id(given)
         except InvalidRequestError as error:
             message = error.message.partition(": ")[2]
             raise InvalidRequestError(message, field=REQUEST_ID_HEADER) from None
         self.request_id = given
+
+    @property
+    def request_id_header(self) -> str:
+        """The id as it is sent back: the very bytes that the client sent, each as a character."""
+        given = self.headers.get(REQUEST_ID_HEADER, "")
+        return given if _text_of(given) == self.request_id else self.request_id
 
     @property
     def has_begun(self) -> bool:
@@ -429,7 +444,7 @@ class Exchange:
                 take(num_left)
 
     async def _begin(self, status: int, headers: Mapping[str, str], sent: _Sent) -> None:
-        every = {**headers, REQUEST_ID_HEADER: self.request_id}
+        every = {**headers, REQUEST_ID_HEADER: self.request_id_header}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
         self._sent = sent  # not before: one who gives up waiting has sent nothing

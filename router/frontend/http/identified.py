@@ -30,7 +30,8 @@ class Identified:
 
         async def identify(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault(REQUEST_ID_HEADER, exchange.request_id)
+                headers = MutableHeaders(scope=message)
+                headers.setdefault(REQUEST_ID_HEADER, exchange.request_id_header)
             await send(message)
 
         await self._app(scope, receive, identify)

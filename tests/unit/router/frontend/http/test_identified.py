@@ -78,6 +78,11 @@ async def test_a_clients_id_comes_back() -> None:
     assert (await answered(PlainTextResponse("ok"), [b"mine"]))[b"x-request-id"] == b"mine"
 
 
+@pytest.mark.parametrize("given", ["ü-À-界".encode(), "ü".encode("latin-1")])
+async def test_an_id_that_is_no_ascii_comes_back_as_it_came(given: bytes) -> None:
+    assert (await answered(PlainTextResponse("ok"), [given]))[b"x-request-id"] == given
+
+
 async def test_an_answers_own_id_stays() -> None:
     own = PlainTextResponse("ok", headers={"x-request-id": "own"})
     assert (await answered(own, [b"mine"]))[b"x-request-id"] == b"own"

@@ -83,6 +83,23 @@ async def test_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [("ü-À-界".encode(), "ü-À-界"), ("ü".encode("latin-1"), "ü")],
+    ids=["as UTF-8", "as Latin-1"],
+)
+async def test_an_answer_says_the_same_id_in_its_header_and_in_its_body(
+    given: bytes, said: str
+) -> None:
+    async def tell(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_json({"id": exchange.request_id})
+
+    call = Call(tell, [b"{}"], [*JSON, (b"x-request-id", given)])
+    await call.run()
+    assert (call.status, json.loads(call.body)) == (200, {"id": said})
+    assert call.headers[b"x-request-id"] == given
+
+
+@pytest.mark.parametrize(
     ("headers", "pieces", "status", "num_read"),
     [
         ([], [b"{}"], 415, 0),

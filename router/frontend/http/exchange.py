@@ -62,6 +62,10 @@ def check_encoding(headers: Mapping[str, str]) -> None:
     if encoding.strip().lower() != "identity":
         message = f"the body has to come as it is, not with content-encoding {encoding[:32]}"
         raise RefusedError(415, message, "unsupported_media_type")
+    coding = headers.get("transfer-encoding", "chunked")  # of several the first; the last is that
+    if coding.strip().lower() != "chunked":
+        message = f"the body may come in chunks, not with transfer-encoding {coding[:32]}"
+        raise RefusedError(501, message, "not_served")
 
 
 def _text_of(value: str) -> str:

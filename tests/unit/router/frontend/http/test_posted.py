@@ -74,6 +74,12 @@ async def echo(exchange: Exchange, data: bytes) -> None:
     await exchange.send_json({"said": data.decode()})
 
 
+async def test_a_body_may_come_in_chunks() -> None:
+    call = Call(echo, [b"{", b"}"], [*JSON, (b"transfer-encoding", b"Chunked")])
+    await call.run()
+    assert call.status == 200
+
+
 async def test_an_answer() -> None:
     call = Call(echo, [b"{", b"}"], [*JSON, (b"x-request-id", b"mine")])
     await call.run()
@@ -105,6 +111,8 @@ async def test_an_answer_says_the_same_id_in_its_header_and_in_its_body(
         ([], [b"{}"], 415, 0),
         ([(b"content-type", b"text/plain")], [b"{}"], 415, 0),
         ([*JSON, (b"content-encoding", b"gzip")], [b"{}"], 415, 0),
+        ([*JSON, (b"transfer-encoding", b"gzip, chunked")], [b"{}"], 501, 0),
+        ([*JSON, *[(b"transfer-encoding", each) for each in (b"gzip", b"chunked")]], [b""], 501, 0),
         ([*JSON, (b"content-length", b"101")], [b"x" * 101], 413, 0),
         (JSON, [b"x" * 60] * 9, 413, 2),
         ([*JSON, (b"x-request-id", b"a b")], [b"{}"], 400, 0),

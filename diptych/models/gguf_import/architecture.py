@@ -78,8 +78,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
     """The architecture of ``file``; raises ConfigurationError if it is not supported."""
     name = file.string("general.architecture")
     if name == "llama":
-        num_heads = file.integer("llama.attention.head_count")
-        num_kv_heads = file.integer("llama.attention.head_count_kv", num_heads)
+        num_heads = file.count("llama.attention.head_count")
+        num_kv_heads = file.count("llama.attention.head_count_kv", num_heads)
         restore = _restore_llama(num_heads, num_kv_heads)
         return Architecture(name, _LLAMA, restore, frozenset({DIVISORS_TENSOR}))
     if name == "gemma3":

@@ -68,7 +68,7 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
     shapes = {info.name: info.shape for info in file.tensors}
     if "token_embd.weight" not in shapes:
         raise ConfigurationError(f"{file.path}: tensor 'token_embd.weight' is missing")
-    num_heads = file.integer(f"{prefix}attention.head_count")
+    num_heads = file.count(f"{prefix}attention.head_count")
     hidden_size = file.integer(f"{prefix}embedding_length")
     rope_dim = file.integer(f"{prefix}rope.dimension_count", hidden_size // num_heads)
     head_dim = file.integer(f"{prefix}attention.key_length", rope_dim)
@@ -82,7 +82,7 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
         "intermediate_size": file.integer(f"{prefix}feed_forward_length"),
         "num_hidden_layers": _num_layers(file, prefix),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": file.integer(f"{prefix}attention.head_count_kv", num_heads),
+        "num_key_value_heads": file.count(f"{prefix}attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": file.integer(f"{prefix}context_length"),
         "rms_norm_eps": _shortest(file.number(f"{prefix}attention.layer_norm_rms_epsilon")),
@@ -139,11 +139,11 @@ def _llama(file: GGUFFile) -> dict[str, Any]:
 
 def _gemma3(file: GGUFFile) -> dict[str, Any]:
     num_layers = _num_layers(file, "gemma3.")
-    num_heads = file.integer("gemma3.attention.head_count")
+    num_heads = file.count("gemma3.attention.head_count")
     scalar = file.integer("gemma3.attention.key_length")
     if num_layers == _GEMMA3_LAYERS_OF_27B:
         scalar = file.integer("gemma3.embedding_length") // num_heads
-    pattern = file.integer("gemma3.attention.sliding_window_pattern", _GEMMA3_WINDOW_PATTERN)
+    pattern = file.count("gemma3.attention.sliding_window_pattern", _GEMMA3_WINDOW_PATTERN)
     local_theta = file.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_ROPE_THETA)
     soft_cap = file.metadata.get("gemma3.final_logit_softcapping")
     return {

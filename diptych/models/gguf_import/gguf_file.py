@@ -92,6 +92,13 @@ class GGUFFile:
             raise self._wrong(key, "an integer")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """The metadata integer ``key``; raises ConfigurationError also if it is below 1."""
+        value = self.integer(key, default)
+        if value < 1:
+            raise ConfigurationError(f"{self.path}: metadata {key!r} is {value}, below 1")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """The metadata number ``key``; raises ConfigurationError if missing or no number."""
         value = self.metadata.get(key, default)

@@ -242,6 +242,27 @@ def test_a_file_that_says_to_have_layers_without_tensors_takes_no_memory_for_the
         imported(path, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "llama.attention.head_count",
+        "llama.attention.head_count_kv",
+        "gemma3.attention.head_count",
+        "gemma3.attention.sliding_window_pattern",
+    ],
+)
+def test_a_count_of_nothing_is_refused_by_its_key(
+    tiny: dict[str, Path], tmp_path: Path, key: str
+) -> None:
+    path, uint32 = tmp_path / "m.gguf", 4
+    unsaid = [(key, 1.0)] if key.endswith("_pattern") else []
+    write_gguf(tiny[key.partition(".")[0]], path, extra_numbers=unsaid)
+    behind = struct.pack("<Q", len(key)) + key.encode()
+    written_over(path, behind, 0, struct.pack("<II", uint32, 0))
+    with pytest.raises(ConfigurationError, match=f"metadata '{key}' is 0, below 1"):
+        imported(path, tmp_path / "out")
+
+
 @pytest.mark.parametrize("role", ["bos", "eos"])
 @pytest.mark.parametrize("number", [-1, 2**20])
 def test_a_special_token_that_does_not_exist_is_refused_by_its_key(

@@ -253,8 +253,8 @@ def _load_tokenizer(path: Path) -> HFTokenizer:
         raise ConfigurationError(f"{path}: there is no such file")
     try:
         tokenizer = HFTokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise ConfigurationError(f"{path}: {error}") from None
+    except BaseException as error:  # noqa: BLE001 - the library raises plain Exception, or panics
+        raise ConfigurationError(f"{path}: {_told_by_library(error)}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -264,9 +264,17 @@ def _ids_around_a_text(tokenizer: HFTokenizer, path: Path) -> list[int]:
     """Those of a short text and of what stands before and behind it."""
     try:
         ids: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise ConfigurationError(f"{path}: it has no tokens for 'a': {error}") from None
+    except BaseException as error:  # noqa: BLE001 - the library raises plain Exception, or panics
+        told = _told_by_library(error)
+        raise ConfigurationError(f"{path}: it has no tokens for 'a': {told}") from None
     return ids
+
+
+def _told_by_library(error: BaseException) -> str:
+    """Raises what is not the library's; a panic in Rust is, whose class has no other base."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
 
 
 def _load_chat_template(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -338,6 +339,37 @@ def test_a_tokenizer_that_has_no_tokens_for_a_letter_is_named(tmp_path: Path) ->
     raw.decoder = decoders.Metaspace()
     with pytest.raises(ConfigurationError, match=r"tokenizer\.json: it has no tokens for 'a'"):
         write_folder(tmp_path, raw)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": ""}),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+    ],
+    ids=["when it is read", "at a text"],
+)
+def test_a_tokenizer_at_which_the_library_panics_is_named(
+    tmp_path: Path, part: str, value: object
+) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    change(tmp_path / "tokenizer.json", part, value)
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json: .") as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_who_is_interrupted_while_a_tokenizer_is_read_is_not_told_that_it_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: str) -> HFTokenizer:
+        raise KeyboardInterrupt
+
+    write_folder(tmp_path, byte_level_tokenizer())
+    reading = "diptych.text.tokenizer.HFTokenizer"
+    monkeypatch.setattr(reading, SimpleNamespace(from_file=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.from_folder(tmp_path)
 
 
 def change(path: Path, key: str, value: object) -> None:

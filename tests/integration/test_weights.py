@@ -315,6 +315,18 @@ def test_weights_of_two_models_in_one_folder(folder: Path) -> None:
     load_weights(folder, config, STORE)
 
 
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_an_index_names_no_files_outside_of_its_folder(folder: Path, is_absolute: bool) -> None:
+    """Whoever made a model says nothing of what else is on this machine, such as a pipe."""
+    shard(folder)
+    config, path = ModelConfig.from_folder(folder), folder / "model.safetensors.index.json"
+    (folder / "model-1.safetensors").rename(folder.parent / "model-1.safetensors")
+    name = f"{folder.parent if is_absolute else '..'}/model-1.safetensors"
+    path.write_text(path.read_text().replace("model-1.safetensors", name))
+    with pytest.raises(ConfigurationError, match=rf"index\.json names '{name}', which is not in"):
+        load_weights(folder, config, STORE)
+
+
 def test_unreadable_files(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     path = folder / "model.safetensors"

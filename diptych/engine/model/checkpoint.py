@@ -346,6 +346,9 @@ def mapped_shards(folder: Path) -> dict[Path, MappedShard]:
         if (folder / _INDEX_NAME).exists():
             weight_map = json.loads((folder / _INDEX_NAME).read_text("utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
+            for name in map(Path, names):
+                if name.is_absolute() or ".." in name.parts:
+                    raise ValueError(f"{_INDEX_NAME} names {str(name)!r}, which is not in there")
         else:
             names = [_SINGLE_NAME]
         if _SINGLE_NAME not in names and (folder / _SINGLE_NAME).exists():

@@ -11,6 +11,8 @@ from decimal import Decimal
 from typing import Final
 
 _LITERALS: Final = ("const", "enum")
+_LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum")
+_UPPER_BOUNDS: Final = ("maximum", "exclusiveMaximum")
 _SAY_NOTHING: Final = ("default", "description", "examples", "title")
 _BY_NAME: Final = ("$defs", "definitions", "patternProperties", "properties")
 _WITHIN_LARK: Final = re.compile(r"%json\s*(?=\{)")
@@ -37,25 +39,29 @@ def check_lark(text: str) -> None:
 def _check(text: str, begin: int) -> None:
     try:
         schema, _ = _DECODER.raw_decode(text, begin)
-        rounded = next(_rounded(schema), None)
+        problem = next(_problems(schema), None)
     except (json.JSONDecodeError, RecursionError):
         return
-    if rounded is not None:
-        raise ValueError(f"the number {str(rounded)[:64]} would be rounded: say it as a text")
+    if problem is not None:
+        raise ValueError(problem)
 
 
-def _rounded(schema: object) -> Iterator[int]:
+def _problems(schema: object) -> Iterator[str]:
     if isinstance(schema, list):
         for each in schema:
-            yield from _rounded(each)
+            yield from _problems(each)
     elif isinstance(schema, Mapping):
         for name, value in schema.items():
             if name in _LITERALS:
-                yield from _rounded_within(value)
+                for number in _rounded_within(value):
+                    yield f"the number {str(number)[:64]} would be rounded: say it as a text"
+            elif name in (*_LOWER_BOUNDS, *_UPPER_BOUNDS):
+                if isinstance(value, int | float) and _lets_in_more(name, value):
+                    yield f"{name} {str(value)[:64]} would be rounded, to let in what it does not"
             elif name in _BY_NAME and isinstance(value, Mapping):
-                yield from _rounded(list(value.values()))
+                yield from _problems(list(value.values()))
             elif name not in _SAY_NOTHING:
-                yield from _rounded(value)
+                yield from _problems(value)
 
 
 def _rounded_within(value: object) -> Iterator[int]:
@@ -64,6 +70,12 @@ def _rounded_within(value: object) -> Iterator[int]:
     elif isinstance(value, list | Mapping):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _rounded_within(each)
+
+
+def _lets_in_more(name: str, bound: float) -> bool:
+    """Whether llguidance reads it as one beyond; what 64 bits do not hold as the last they do."""
+    read = min(float(max(_LEAST, min(_MOST, bound))), _MOST)
+    return read < bound if name in _LOWER_BOUNDS else read > bound
 
 
 def _is_kept(number: int) -> bool:

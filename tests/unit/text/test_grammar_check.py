@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import llguidance
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diptych.text import grammar_check
 from diptych.text.chat_template import Tool
@@ -153,6 +155,47 @@ def test_a_number_that_is_no_value_may_be_rounded() -> None:
     ):
         schema = "{" + said.replace("NUMBER", str(2**64 - 1)) + "}"
         assert "grammar" in grammar_check.check("json_schema", [schema], b""), schema
+
+
+@pytest.mark.parametrize(
+    ("bound", "number", "is_held"),
+    [
+        ("minimum", 2**53 - 1, True),
+        ("minimum", 2**53 + 1, False),
+        ("exclusiveMinimum", 2**53 + 1, False),
+        ("minimum", 2**53 + 3, True),
+        ("minimum", -(2**63), True),
+        ("minimum", -(2**64) - 1, True),
+        ("minimum", 10**30, False),
+        ("minimum", 1e20, False),
+        ("minimum", 0.1, True),
+        ("maximum", 0.1, True),
+        ("maximum", 2**53 + 1, True),
+        ("maximum", 10**18 - 1, False),
+        ("exclusiveMaximum", 2**53 + 3, False),
+        ("maximum", -(2**53) - 1, False),
+        ("maximum", 2**63 - 1, True),
+        ("maximum", -(2**64), False),
+        ("exclusiveMinimum", True, True),
+    ],
+)
+def test_a_bound_that_would_be_rounded_to_let_in_more_is_refused(
+    bound: str, number: float, is_held: bool
+) -> None:
+    schema = json.dumps({"properties": {"a": {"type": "integer", bound: number}}})
+    for kind, text in (("json_schema", schema), ("grammar", f'start: "x" %json {schema}')):
+        told = str(grammar_check.check(kind, [text], b"").get("problem"))
+        assert (f"{bound} {str(number)[:64]} would be rounded" in told) is not is_held, told
+
+
+@given(st.integers(2**53 - 4, 2**53 + 4), st.sampled_from([1, -1]), st.integers(1, 3))
+def test_no_output_is_beyond_a_bound_that_was_taken(bound: int, sign: int, beyond: int) -> None:
+    for name, number in (("minimum", -beyond), ("maximum", beyond)):
+        item = {"type": "integer", name: sign * bound}
+        schema = json.dumps({"type": "array", "items": item})
+        output = f"[{sign * bound + number}]".encode()
+        found = grammar_check.check("json_schema", [schema], output)
+        assert found.get("num_fitting") != len(output), item
 
 
 def test_a_schema_that_nothing_fits_says_so() -> None:

@@ -34,6 +34,7 @@ class ServiceClasses:
         tpot_ms = _first(level.tpot_ms, settings.tpot_ms, self._for_all.tpot_ms)
         ttft_s, now_s = None if ttft_ms is None else ttft_ms / 1000, self._clock()
         left_s = math.inf if deadline_s is None else deadline_s - now_s
+        asks_first_too = ttft_s is not None and left_s < ttft_s
         has_deadline_first = left_s < (math.inf if ttft_s is None else ttft_s)
         if has_deadline_first:
             ttft_s = left_s
@@ -44,6 +45,7 @@ class ServiceClasses:
             None if tpot_ms is None else tpot_ms / 1000,
             ttft_s,
             has_deadline_first,
+            asks_first_too,
         )
 
     def claim_without_objectives(self, tenant: Tenant) -> Claim:

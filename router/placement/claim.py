@@ -16,6 +16,7 @@ class Claim(NamedTuple):
     tpot_s: float | None = None  # between two tokens, on average; None: no matter
     ttft_s: float | None = None  # from its arrival on, by which the first token is due
     has_deadline_first: bool = False  # it is due then because nobody waits for the answer longer
+    asks_first_too: bool = False  # and it asked for a first token, which would be due after that
 
     @property
     def payer(self) -> bytes:

@@ -158,7 +158,7 @@ class Predicted:
         return bound or (_lacks_prefill(snapshot) and not self._plain.allow_local)
 
     def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        within_s, tpot_s, whole_s, _ = query.objectives
+        within_s, tpot_s, whole_s, *_ = query.objectives
         soonest_s = self._soonest_s(query, snapshot, wait_s)
         if soonest_s is None:
             return None

@@ -12,7 +12,8 @@ class Objectives(NamedTuple):
     ttft_s: float | None = None  # from now until its first token; not positive: it is too late
     tpot_s: float | None = None  # between two tokens, on average
     whole_ttft_s: float | None = None  # what the first was when it came; None: the same
-    has_deadline_first: bool = False  # the first is all the time there is, and was not asked for
+    has_deadline_first: bool = False  # the first is all the time there is ...
+    asks_first_too: bool = False  # ... and more was asked for; else nothing was
 
     def kept_by(self, ttft_s: float, tpot_s: float | None) -> bool:
         """Whether both are; ``tpot_s`` None: it had one token."""
@@ -23,7 +24,13 @@ class Objectives(NamedTuple):
     @property
     def are_asked_for(self) -> bool:
         """Whether there is any, beside the time that there is for the whole answer."""
-        return self.tpot_s is not None or (self.ttft_s is not None and not self.has_deadline_first)
+        return self.tpot_s is not None or self.is_first_asked_for
+
+    @property
+    def is_first_asked_for(self) -> bool:
+        """Whether a first token is, and not only all of the answer."""
+        is_deadline_alone = self.has_deadline_first and not self.asks_first_too
+        return self.ttft_s is not None and not is_deadline_alone
 
 
 NO_OBJECTIVES: Final = Objectives()

@@ -429,7 +429,7 @@ class Dispatch:
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids, claim = self._request.shape.prompt_ids, self._request.claim
         wanted = self._terms.objectives()  # nobody wants to wait for all of a deadline
-        due_in_s = None if emitted or wanted.has_deadline_first else wanted.ttft_s
+        due_in_s = wanted.ttft_s if wanted.is_first_asked_for and not emitted else None
         return common_pb2.SequenceSpec(
             token_ids=[*prompt_ids, *emitted],
             num_prompt_tokens=len(prompt_ids),

@@ -125,7 +125,9 @@ class Terms:
             return Objectives(None, claim.tpot_s)
         whole_s = due_s - self._came_s if claim.ttft_s is None else claim.ttft_s
         left_s = due_s - time.monotonic()
-        return Objectives(left_s, claim.tpot_s, whole_s, claim.has_deadline_first)
+        return Objectives(
+            left_s, claim.tpot_s, whole_s, claim.has_deadline_first, claim.asks_first_too
+        )
 
     def _num_computed(self, usage: Usage) -> int:
         """Tokens before its first new one that no cache had."""
@@ -136,4 +138,9 @@ class Terms:
         claim = self._request.claim
         due_s = claim.first_token_due_s
         ttft_s = None if due_s is None else due_s - self._came_s
-        return Objectives(ttft_s, claim.tpot_s, has_deadline_first=claim.has_deadline_first)
+        return Objectives(
+            ttft_s,
+            claim.tpot_s,
+            has_deadline_first=claim.has_deadline_first,
+            asks_first_too=claim.asks_first_too,
+        )

@@ -55,6 +55,21 @@ def test_a_first_token_is_due_before_nobody_waits_for_it_any_more() -> None:
 
 
 @pytest.mark.parametrize(
+    ("level", "left_s", "asks_too"),
+    [
+        (ServiceLevel(STANDARD, 500), 9.0, False),
+        (ServiceLevel(STANDARD, 500), 0.2, True),
+        (NO_LEVEL, 0.2, False),
+    ],
+)
+def test_who_asks_for_a_first_token_does_so_with_a_deadline_before_it_as_well(
+    level: ServiceLevel, left_s: float, asks_too: bool
+) -> None:
+    classes = ServiceClasses(DEFAULTS, NO_OBJECTIVES, lambda: NOW_S)
+    assert classes.claim(level, NOBODY, NOW_S + left_s).asks_first_too is asks_too
+
+
+@pytest.mark.parametrize(
     ("classes", "settings", "expected"),
     [
         (Classes(), ClassesSettings(default=BATCH), BATCH),

@@ -266,6 +266,7 @@ async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -
         (Claim(), 0.0, None),
         (Claim(tpot_s=0.04, first_token_due_s=107.0), 0.04, 7.0),
         (Claim(first_token_due_s=107.0, ttft_s=9.0, has_deadline_first=True), 0.0, None),
+        (Claim(first_token_due_s=107.0, has_deadline_first=True, asks_first_too=True), 0.0, 7.0),
         (Claim(first_token_due_s=-1e9), 0.0, -86_400.0),
         (Claim(tpot_s=1e9, first_token_due_s=1e12), 86_400.0, 86_400.0),  # a day at the most
     ],

@@ -7,7 +7,12 @@ import pytest
 
 from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
+from diptych.service_level import NO_LEVEL, ServiceLevel
+from diptych.tenant import NOBODY
+from router.client_settings import ClassesSettings
+from router.client_settings import Objectives as SettingsObjectives
 from router.config import RouterConfig
+from router.frontend.service_classes import ServiceClasses
 from router.generation.answer import Usage
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
@@ -251,3 +256,15 @@ def test_who_is_refused_is_told_what_it_asked_for_however_long_it_took_to_be_rea
     assert terms(world, bound).objectives().has_deadline_first
     unasked = terms(world, Claim(first_token_due_s=now_s + 0.016)).objectives()
     assert unasked.whole_ttft_s == pytest.approx(0.016, abs=0.1)
+
+
+@pytest.mark.parametrize("ttft_ms", [40_000, 60_000])
+def test_whoever_asks_for_a_first_token_does_so_also_with_a_deadline_before_it(
+    world: World, ttft_ms: int
+) -> None:
+    """Else whoever waits less long for its answer would be placed without regard to it."""
+    classes = ServiceClasses(ClassesSettings(), SettingsObjectives(), time.monotonic)
+    deadline_s = time.monotonic() + 50.0
+    asked = classes.claim(ServiceLevel(ttft_ms=ttft_ms), NOBODY, deadline_s)
+    assert terms(world, asked).objectives().are_asked_for
+    assert not terms(world, classes.claim(NO_LEVEL, NOBODY, deadline_s)).objectives().are_asked_for

@@ -25,6 +25,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 # it: its connection came of age as it began. gRPC's own 256 KiB let long prompts get lost then.
 _KEPT_BYTES = MAX_MESSAGE_BYTES + 2**16  # with its metadata
 
+_NEVER_MS = 2**31 - 1  # gRPC's word for it
+
 _SCHEMES = ("dns:", "ipv4:", "ipv6:")
 
 _TIMERS = Timers()
@@ -51,6 +53,9 @@ def open_channel(
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
+        # else half an hour without a call ends the connection, and who watches it takes that for
+        # its peer's end: a pair would have to be proven again
+        ("grpc.client_idle_timeout_ms", _NEVER_MS),
         # a peer that comes back may have another address under its name
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),

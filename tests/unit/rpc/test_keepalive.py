@@ -1,5 +1,7 @@
-"""Both ends of a connection are pinged as the timers say."""
+"""Both ends of a connection are pinged as the timers say, and it lasts while nobody calls."""
 
+import asyncio
+import functools
 from typing import Any
 
 import grpc
@@ -8,6 +10,7 @@ import pytest
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.timers import Timers
+from diptych.v1 import worker_pb2, worker_pb2_grpc
 
 
 def test_channel_and_server_take_the_timers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +29,34 @@ def test_channel_and_server_take_the_timers(monkeypatch: pytest.MonkeyPatch) -> 
         assert options["grpc.keepalive_timeout_ms"] == 1500
         assert options["grpc.http2.ping_timeout_ms"] == 1500
     assert len(opened) == 2
+
+
+async def test_a_connection_on_which_nobody_calls_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if gRPC ended it after 100 ms without a call, not after half an hour."""
+    insecure_channel = grpc.aio.insecure_channel
+
+    @functools.wraps(insecure_channel)
+    def impatient(address: str, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+        assumed = ("grpc.client_idle_timeout_ms", 100)  # of two such options the first one counts
+        return insecure_channel(address, options=[*options, assumed])
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", impatient)
+    server = make_server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = open_channel(f"127.0.0.1:{port}")
+    try:
+        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+            await stub.EndTraces(worker_pb2.EndTracesRequest())
+        state = channel.get_state()
+        assert state is grpc.ChannelConnectivity.READY
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await channel.wait_for_state_change(state)
+    finally:
+        await channel.close(None)
+        await server.stop(None)
 
 
 def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ class TransferWatch:
     A call into a library cannot be broken off, nor its thread be replaced: it may still
     write. So the worker takes nothing new while the thread has been at one thing for more
     than ``read_progress_s``, lets what runs finish for ``drain_s``, and ends. Where the pool's
-    device is lost nothing can finish, and it ends at once.
+    device is lost nothing can finish, and it ends at once. A process that was stopped as a whole
+    does not blame its thread.
     """
 
     def __init__(
@@ -42,6 +43,9 @@ class TransferWatch:
         """Watch until cancelled. Raises TransferStuckError, DeviceLostError."""
         while True:
             await self._until(stuck=True)
+            await asyncio.sleep(self._timers.heartbeat_s / 2)
+            if not self._is_stuck:  # the process had been stopped: it goes on where it was
+                continue
             logger.critical("the transfer thread is stuck", extra={"stuck_s": self._stuck_s()})
             self._tell("the transfer thread is stuck")
             try:
@@ -54,12 +58,16 @@ class TransferWatch:
             logger.warning("the transfer thread goes on")
             self._tell("")
 
+    @property
+    def _is_stuck(self) -> bool:
+        return self._stuck_s() > self._timers.read_progress_s
+
     async def _until(self, *, stuck: bool) -> None:
         while True:
             if self._memory.lost is not None:
                 self._tell("the device of the KV pool is lost")
                 raise self._memory.lost
-            if (self._stuck_s() > self._timers.read_progress_s) is stuck:
+            if self._is_stuck is stuck:
                 return
             await asyncio.sleep(self._timers.heartbeat_s / 2)
 

@@ -51,6 +51,27 @@ async def test_a_thread_that_comes_back_is_forgiven() -> None:
         running.cancel()
 
 
+async def test_a_thread_that_was_stopped_with_its_process_is_not_blamed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks, is_over = iter([0.0, 30.0]), asyncio.Event()  # at the second one it has just gone on
+
+    def stuck_s() -> float:
+        for look in looks:
+            return look
+        is_over.set()
+        return 0.0
+
+    status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
+    timers = Timers(heartbeat_s=0.002, read_progress_s=5)
+    watch = TransferWatch(stuck_s, HostMemory(bytearray(4), 4), timers, status)
+    async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watch.run())
+        await is_over.wait()
+        running.cancel()
+    assert not caplog.records
+
+
 async def test_one_that_does_not_ends_the_worker() -> None:
     rig = Rig(drain_s=0.02)
     rig.stuck_s = 5.1

@@ -4,7 +4,8 @@ import math
 from typing import NamedTuple
 
 from diptych.simulation.agenda import Agenda
-from diptych.simulation.engine import EngineLimits, Noise
+from diptych.simulation.engine import EngineLimits
+from diptych.simulation.noise import Noise
 from diptych.simulation.router import RouterLimits, SimulatedRouter, Wires
 from diptych.simulation.worker import SimulatedWorker
 from diptych.step_model import StepModel

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from diptych.cache_change import CacheChange
 from diptych.simulation.agenda import Agenda
-from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
+from diptych.simulation.engine import EngineLimits, SimulatedEngine
+from diptych.simulation.noise import Noise
 from diptych.simulation.seen import Told
 from diptych.step_model import StepModel
 from router.placement.views import WorkerId

@@ -9,7 +9,8 @@ from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.paced import tightest, to_proto
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.agenda import Agenda
-from diptych.simulation.engine import Noise, SimulatedEngine
+from diptych.simulation.engine import SimulatedEngine
+from diptych.simulation.noise import Noise
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2

@@ -4,7 +4,6 @@ import math
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import correlation
 
 import pytest
 
@@ -12,8 +11,9 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.request_class import RequestClass
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.cluster import Split
-from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
+from diptych.simulation.engine import EngineLimits, SimulatedEngine
 from diptych.simulation.journey import Journey
+from diptych.simulation.noise import Noise
 from diptych.simulation.router import RouterLimits
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Simulation
 from diptych.simulation.workload import Shape
@@ -348,22 +348,6 @@ def test_answers_are_expected_to_be_as_long_as_those_before(
     shapes = [Shape(5.0 * i, 20, 10) for i in range(8)] + [Shape(50.0, 20, 200), Shape(99.0, 20, 4)]
     run(Simulation(setup(Split(0, 1), model=ROUND), iter(shapes)))
     assert expected == [10] * 9 + [4]
-
-
-def test_noise_is_what_the_step_model_says() -> None:
-    noise = Noise(5, is_on=True)
-    factors = sorted(noise.factor(number, 1.2, only_decodes=False) for number in range(1000))
-    assert 0.98 < factors[500] < 1.02
-    assert factors[900] == pytest.approx(1.2, rel=0.03)
-    for only_decodes in (False, True):
-        assert Noise(5, is_on=False).factor(3, 1.2, only_decodes=only_decodes) == 1.0
-
-
-def test_decode_steps_that_follow_one_another_are_slow_together_as_recorded_ones_are() -> None:
-    noise = Noise(5, is_on=True)
-    logs = [math.log(noise.factor(number, 1.1, only_decodes=True)) for number in range(20_000)]
-    together = [correlation(logs[:-gap], logs[gap:]) for gap in (1, 5, 20, 100)]
-    assert together == pytest.approx([0.55, 0.42, 0.16, 0.0], abs=0.06)
 
 
 def test_an_engine_with_nothing_to_do_books_nothing() -> None:

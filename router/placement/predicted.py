@@ -31,9 +31,11 @@ from router.placement.views import DecodeView, PrefillView, Snapshot, WorkerId
 from router.placement.weighed import Weighed
 
 _NUM_TOLD = 4  # candidates that a forecast names, the best
-# Objectives because of one request that may be refused: its own and others', and others' alone.
+# Objectives because of one request that may be refused: its own and others'; and others' alone,
+# of which less where those wait for its prompt, and are the fewer the longer it waits itself.
 _MOST_MISSED = 0.5
 _MOST_OF_OTHERS = 0.3
+_MOST_BESIDE_PROMPT = 0.1
 
 
 class _Held(NamedTuple):
@@ -254,7 +256,8 @@ def _is_too_slow(view: DecodeView, query: Query) -> bool:
 def _is_barred(outlook: Outlook) -> bool:
     """Whether more is lost by it than may be."""
     num_others = outlook.num_barring - outlook.num_own_missed
-    return outlook.num_barring > _MOST_MISSED or num_others > _MOST_OF_OTHERS
+    most = _MOST_BESIDE_PROMPT if outlook.prefill is None else _MOST_OF_OTHERS
+    return outlook.num_barring > _MOST_MISSED or num_others > most
 
 
 def _lacks_prefill(snapshot: Snapshot) -> bool:

@@ -388,11 +388,20 @@ def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> Non
 
 
 @pytest.mark.parametrize(
-    ("num_own", "num_others", "is_barred"),
-    [(0.4, 0.0, False), (0.6, 0.0, True), (0.0, 0.28, False), (0.0, 0.32, True), (0.3, 0.25, True)],
+    ("prefill", "num_own", "num_others", "is_barred"),
+    [
+        (P1, 0.4, 0.0, False),
+        (P1, 0.6, 0.0, True),
+        (P1, 0.0, 0.28, False),
+        (P1, 0.0, 0.32, True),
+        (P1, 0.3, 0.25, True),
+        (None, 0.4, 0.0, False),
+        (None, 0.0, 0.08, False),
+        (None, 0.0, 0.12, True),
+    ],
 )
 def test_what_others_would_lose_bars_sooner_than_what_it_would_lose_itself(
-    num_own: float, num_others: float, is_barred: bool
+    prefill: WorkerId | None, num_own: float, num_others: float, is_barred: bool
 ) -> None:
-    outlook = Outlook(None, D1, 0.1, 0.01, 9.0, 1.0, num_own + num_others, num_own)
+    outlook = Outlook(prefill, D1, 0.1, 0.01, 9.0, 1.0, num_own + num_others, num_own)
     assert predicted._is_barred(outlook) is is_barred

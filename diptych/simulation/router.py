@@ -116,7 +116,7 @@ class SimulatedRouter:
         for host in decode:
             self._seat_decode(host)
         for host in {host.worker: host for host in [*prefill, *decode]}.values():
-            self.place = host.watch(partial(self._on_its_way, host.worker))
+            self.place = host.watch(partial(self._told, host.worker))
             host.on_cached.append(partial(policy.cache.told, host.worker.incarnation))
         self.room = WaitingRoom(
             max_waiting=limits.max_queue,
@@ -163,12 +163,7 @@ class SimulatedRouter:
         self.decode[host.worker] = Seat(host, seen)
         self._decode_views.add(host.worker, seen.view)
 
-    def _on_its_way(self, worker: WorkerId, told: Told) -> None:
-        """It comes behind answers that the worker gave before."""
-        self.agenda.after(self.wires.message_s, lambda: self._told(worker, told))
-
     def _told(self, worker: WorkerId, told: Told) -> None:
-        told.heard_s = self.agenda.now_s
         if worker in self.prefill:
             self.prefill[worker].seen.told(told, self.backlog.told(worker))
         if worker in self.decode:

@@ -23,7 +23,7 @@ class Told:
     """What a worker told on Watch when it was last asked to."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
-        """As of now; who hears it later says when."""
+        """As of now."""
         work, counts = engine.load(), engine.pool.counts()
         self.work: StepWork = work
         paced, decodes = engine.paced(), work.without_prompts
@@ -36,7 +36,7 @@ class Told:
         self.giving_way = engine.scheduler.giving_way()
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.prefill_time_ratio = engine.prefill_time_ratio
-        self.prefill_age_s, self.heard_s = engine.prefill_age_s, engine.now_s
+        self.prefill_age_s, self.at_s = engine.prefill_age_s, engine.now_s
         self.model = engine.told_model
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
@@ -60,7 +60,7 @@ class Told:
             num_computed_tokens=num_computed_tokens,
             num_ended_rows=num_ended_rows,
             prefill_age_s=self.prefill_age_s,
-            heard_s=self.heard_s,
+            heard_s=self.at_s,
             prefill_time_ratio=self.prefill_time_ratio,
         )
 
@@ -93,7 +93,7 @@ class PrefillSeen:
     def loaded(self, own: OwnPrompts, now_s: float) -> None:
         """So much of ours waits there now."""
         took = self._takes
-        self._load.loaded(own, now_s - self._told.heard_s)
+        self._load.loaded(own, now_s - self._told.at_s)
         self._on_change(is_more(self._takes, took))
 
     @property
@@ -168,7 +168,7 @@ class DecodeSeen:
         """The worker said how it is."""
         took = decode_takes(self.view())
         self._told = told
-        self._load.told(told.num_sequences, told.paced, told.heard_s)
+        self._load.told(told.num_sequences, told.paced, told.at_s)
         self._on_change(is_more(decode_takes(self.view()), took))
 
     def asked(self, number: int, payer: bytes | None, num_tokens: int, promise: Promise) -> None:
